@@ -80,7 +80,7 @@ make_backup() {
     copy "$artifacts" "$folder/artifacts"
     copy "$files" "$folder/dvc"
     for path in "${kept[@]}"; do
-        [[ ! -e $path ]] || cp -a --parents "$path" "$folder/checkout"
+        [[ ! -e $path ]] || cp -aL --parents "$path" "$folder/checkout"
     done
     for path in "$watched"/*.sqlite; do
         [[ ! -f $path ]] || { mkdir -p "$folder/checkout/$watched" && copy_database "$path" "$folder/checkout/$path"; }
@@ -105,7 +105,7 @@ restore_backup() {
         fail "$audit_log has lines that the backup has not; move it away if the backup is right"
     [[ ! -e $keys/signing.pub ]] || cmp -s "$keys/signing.pub" "$folder/checkout/$keys/signing.pub" ||
         fail "$keys holds the key of another checkout; move it away, and trust it with \`clinrl keys trust\` afterwards"
-    [[ -z $(find "$folder" -type l -print -quit) ]] || fail "$folder holds a link, which no backup does; nothing was restored"
+    [[ -z $(find "$folder/" -type l -print -quit) ]] || fail "$folder holds a link, which no backup does; nothing was restored"
     case $store in
         sqlite:///*)
             [[ -f $folder/mlflow.db ]] || fail "$folder holds a dump of PostgreSQL; name it in MLFLOW_BACKEND_STORE_URI"

@@ -61,9 +61,15 @@ def test_the_image_holds_what_make_installs_and_is_nobody_s_root() -> None:
     (installs,) = (number for number, line in enumerate(lines) if "make .venv/.installed" in line and line[0] == "R")
     assert own < installs
     private = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert {"machine.yaml", ".dvc/config.local", ".clinrl", "data/sources", "deploy/kubernetes/base/.env"} <= {
-        *private
-    }  # secrets and records
+    assert {
+        "machine.yaml",
+        ".dvc/config.local",
+        ".clinrl",
+        "data/sources",
+        "deploy/kubernetes/base/.env",
+        "data/adapters/*",
+        "data/exports",
+    } <= {*private}  # secrets and records
 
 
 def test_the_composed_servers_hold_no_secret_and_are_published_on_loopback_alone() -> None:

@@ -116,16 +116,29 @@ def staged(target: Path) -> Iterator[Path]:
 def replaced(target: Path, command: str) -> Iterator[Path]:
     """`staged`, for a folder of a name that a person chose: it replaces what the same command made, and nothing else.
 
-    Raises ParamsError for a folder with files that lacks the command's mark.
+    Raises ParamsError for a folder that holds anything besides, or a file that was changed since.
     """
-    mark = target / MADE
-    is_made = mark.is_file() and not target.is_symlink() and command in mark.read_text(encoding="utf-8")
-    is_empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
-    if (target.exists() or target.is_symlink()) and not (is_made or is_empty):
-        raise ParamsError(f"{target} was not made by `{command}`, which replaces it; name another folder with --out")
+    if target.is_symlink() or (target.exists() and not _is_as_made(target, command)):
+        raise ParamsError(
+            f"{target} was not made by `{command}`, or was changed since, and would be replaced; name another folder "
+            "with --out, or remove it"
+        )
     with staged(target) as folder:
-        write_text(folder / MADE, f"Made by `{command}`, which replaces this folder.\n")
         yield folder
+        write_json(folder / MADE, {"command": command, "files": _digests(folder)})
+
+
+def _is_as_made(target: Path, command: str) -> bool:
+    """Whether a folder is empty, or holds the very files that the command wrote."""
+    try:
+        made = json.loads((target / MADE).read_bytes())
+        return bool(made == {"command": command, "files": _digests(target)})
+    except (OSError, ValueError):
+        return target.is_dir() and not any(target.iterdir())
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): sha256_file(file) for file in files_of(folder) if file.name != MADE}
 
 
 @contextmanager

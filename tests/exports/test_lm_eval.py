@@ -14,6 +14,7 @@ import dolls
 import esi_sources
 import examined
 from clinrl import paths
+from clinrl.artifacts import write_text
 from clinrl.cli import main as cli
 from clinrl.config.params import load_params
 from clinrl.data import dataset
@@ -91,12 +92,21 @@ def test_the_folder_has_cases_of_the_pool_mine_unless_the_exam_is_opened(project
 @pytest.mark.parametrize(("kind", "folder"), [("lm-eval", "clinrl_esi"), ("verifiers", "clinrl-esi")])
 def test_a_folder_that_something_else_made_is_left_alone(project, tmp_path, capsys, kind, folder):
     words = ["export", kind, "esi", "--out", str(tmp_path)]
+    made = tmp_path / folder
     assert [cli.main(words), cli.main(words)] == [0, 0]  # its own it replaces
-    shutil.rmtree(tmp_path / folder)
-    (tmp_path / folder / ".git").mkdir(parents=True)
+    says = f"{made} was not made by `clinrl export {kind}`, or was changed since"
+    cases = next(made.rglob("cases.jsonl"))
+    before = cases.read_bytes()
+    for change in (lambda: cases.write_bytes(b""), lambda: write_text(made / ".git/config", "")):
+        change()
+        assert cli.main(words) == 2
+        assert says in capsys.readouterr().err
+        cases.write_bytes(before)
+    assert (made / ".git/config").exists()
+    shutil.rmtree(made)
+    (tmp_path / "elsewhere").mkdir()
+    made.symlink_to(tmp_path / "elsewhere")
     assert cli.main(words) == 2
-    assert f"{tmp_path / folder} was not made by `clinrl export {kind}`" in capsys.readouterr().err
-    assert (tmp_path / folder / ".git").exists()
 
 
 @pytest.mark.parametrize("mode", ["think", "direct"])

@@ -105,6 +105,9 @@ def test_a_gpu_holds_a_tile_of_the_logits_and_a_cpu_all_of_them():
         size = measure(dict(SHAPES["Qwen/Qwen3.5-9B"]), nf4=True, half=half)
         few, many = (size.training(1000, 8, scored, checkpointed=True) for scored in (8, 8192))
         assert at_most / 2 < (many - few) / GIB < at_most
+    tiled = measure(dict(SHAPES["Qwen/Qwen3.5-9B"]), nf4=True, half=True)
+    more = [tiled.training(1000, 8, scored, checkpointed=True) for scored in (2 * TILE_TOKENS, 3 * TILE_TOKENS)]
+    assert (more[1] - more[0]) / TILE_TOKENS == pytest.approx(tiled.slack * tiled.state * 8, rel=0.01)
 
 
 def test_what_is_no_decoder_is_a_sentence():

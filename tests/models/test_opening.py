@@ -120,27 +120,72 @@ def _index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"a": "vocab.txt"}}))
 
 
+def _deeper(folder: Path) -> None:
+    (folder / "1_Transformer").mkdir()
+    _index(folder / "1_Transformer")
+
+
 def _pickles(folder: Path) -> None:
     (folder / "sentence_bert_config.json").write_text(json.dumps({"model_args": {"weights_only": False}}))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (_adapter_beside, "adapter_config.json, which names another base"),
-        (_index, "names 'vocab.txt', which is no safetensors file"),
-        (_pickles, "sentence_bert_config.json sets model_args"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-    ],
-)
-def test_a_checkpoint_that_leads_elsewhere_is_refused(tmp_path: Path, change: Callable[[Path], None], why: str) -> None:
+LEADS = [
+    (_adapter_beside, "adapter_config.json, which names another base"),
+    (_index, "names 'vocab.txt', which is no safetensors file"),
+    (_pickles, "sentence_bert_config.json sets model_args"),
+    (_deeper, "names 'vocab.txt', which is no safetensors file"),
+    (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder as a hub has one."""
     folder = Path(shutil.copytree(exhibits.built() / paths.base("esi"), tmp_path / "named"))
     (folder / "manifest.json").unlink()
-    opening.check_checkpoint(folder)
-    change(folder)
-    named = {"repo": str(folder), "commit": bases.pin(str(folder), "main")}
+    return folder
+
+
+@pytest.mark.parametrize(("change", "why"), LEADS)
+def test_a_checkpoint_that_leads_elsewhere_is_refused(
+    checkpoint: Path, tmp_path: Path, change: Callable[[Path], None], why: str
+) -> None:
+    change(checkpoint)
+    named = {"repo": str(checkpoint), "commit": bases.pin(str(checkpoint), "main")}
     with pytest.raises(ArtefactError, match=why):
         bases.locate(named, tmp_path)
+
+
+@pytest.mark.parametrize(("change", "why"), [one for one in LEADS if one[0] is not _index])  # which is fetched anew
+def test_so_is_one_that_a_cache_has_of_the_hub(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], why: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    change(checkpoint)
+    commit = "a" * 40
+    shutil.copytree(checkpoint, tmp_path / "hub/models--owner--name/snapshots" / commit)
+    with pytest.raises(ArtefactError, match=why):
+        bases.locate({"repo": "owner/name", "commit": commit}, tmp_path)
+
+
+def test_so_is_a_base_that_was_built_here_or_a_merged_model(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(exhibits.built() / paths.base("esi"), tmp_path / "base"))
+    _adapter_beside(folder)
+    seal(folder, **read_manifest(folder).model_dump(exclude={"files"}))
+    with pytest.raises(ArtefactError, match="which names another base"):
+        bases.open_base(folder, for_training=False)
+
+
+def test_what_sound_checkpoints_bring_is_no_reason_to_refuse(checkpoint: Path) -> None:
+    """Of other libraries, and how an encoder is called."""
+    for name, content in {
+        "pytorch_model.bin.index.json": {"weight_map": {"a": "pytorch_model-00001-of-00002.bin"}},
+        "openvino.index.json": {},
+        "sentence_bert_config.json": {"max_seq_length": 256, "processing_kwargs": {"text": {}}},
+        "model.safetensors.index.json": {"weight_map": {"a": "model-00001-of-00002.safetensors"}},
+    }.items():
+        (checkpoint / name).write_text(json.dumps(content))
+    opening.check_checkpoint(checkpoint)
 
 
 def test_an_adapter_of_another_shape_is_refused(copy: Path) -> None:

@@ -266,11 +266,12 @@ def test_an_entry_that_names_a_folder_elsewhere_removes_nothing(tmp_path: Path) 
         folder.mkdir()
         (folder / "kept").write_text("")
     (tree / "link").symlink_to(mine)
-    for path in ("../mine", str(mine), "link/kept"):
+    for path in ("../mine", str(mine), "link/kept", "..", "data/../.."):
         with pytest.raises(ArtefactError, match="outside of the project"):
             verify._remove_outputs(tree, {"outs": [{"path": path}]})
     assert (mine / "kept").exists()
-    verify._remove_outputs(tree, {"outs": [{"path": "kept"}, {"path": "gone"}]})
+    verify._remove_outputs(tree, {"outs": [{"path": "kept"}, {"path": "gone"}, {"path": "link"}]})
+    assert (mine / "kept").exists()
     assert not (tree / "kept").exists()
 
 

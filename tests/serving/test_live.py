@@ -1,5 +1,6 @@
 """The registry's names are followed: nobody is lost, nobody gets another's answer, and nothing unchecked is opened."""
 
+import contextlib
 import os
 import shutil
 import threading
@@ -16,6 +17,7 @@ from clinrl.errors import EngineError, RegistryError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release.standing import check_servable
+from clinrl.serving import live as live_module
 from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
 from clinrl.signing import keys
@@ -208,26 +210,51 @@ def test_a_project_without_a_model_has_nothing_to_serve(tmp_path: Path, monkeypa
 
 
 def test_who_may_approve_is_read_again_and_a_champion_that_nobody_approved_is_not_served(
-    released: Any, capfd: Any
+    released: Any, tmp_path: Path, capfd: Any
 ) -> None:
-    """A key was stolen: its owner is struck off the list, or its public part is removed."""
-    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    """By the file that the server was started with, whatever lies beside it."""
+    source = Path(shutil.move("params.yaml", tmp_path / "mine.yaml"))
+    live = Live(released, "esi", Local("embedded", 1), 60.0, source)
+    before, somebody = source.read_text(), keys._signer_of(ec.generate_private_key(ec.SECP256R1())).key.line
+    other = f"{before}approvers: {{Grace Hopper: {somebody}}}\n"
+    Path("params.yaml").write_text(other)
     live.renew()
     assert live.names["esi@champion"].served.name == "v1"
-    before, somebody = (
-        Path("params.yaml").read_text(),
-        keys._signer_of(ec.generate_private_key(ec.SECP256R1())).key.line,
-    )
-    Path("params.yaml").write_text(f"{before}approvers: {{Grace Hopper: {somebody}}}\n")
+    source.write_text(other)
+    live.renew()
     live.renew()
     assert "esi@champion" not in live.names
     assert "is not renewed" in capfd.readouterr().err
-    Path("params.yaml").write_text("scale: nothing\n")
-    live.renew()
-    assert "params.yaml is not read again" in capfd.readouterr().err
-    Path("params.yaml").write_text(before)
-    live.renew()
-    assert live.names["esi@champion"].served.name == "v1"
+    for _ in range(2):  # said again when it is wrong again
+        source.write_text("scale: nothing\n")
+        live.renew()
+        live.renew()
+        assert capfd.readouterr().err.count("params.yaml is not read again") == 1
+        source.write_text(before)
+        live.renew()
+        assert live.names["esi@champion"].served.name == "v1"
+    live.end()
+
+
+@pytest.mark.parametrize("whose", ["Registrar", "this checkout"])
+def test_a_version_that_nobody_signed_whose_key_counts_still_is_not_served_any_more(
+    released: Any, capfd: Any, whose: str
+) -> None:
+    """A key was stolen, and its public part is removed while the server runs."""
+    public = keys.PUBLIC
+    if whose == "Registrar":  # who registered is trusted, and the checkout has another key
+        keys.TRUSTED.mkdir(exist_ok=True)
+        public = keys.PUBLIC.rename(keys.TRUSTED / "Registrar.pub")
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(live_module, "check_servable", lambda *_: None)
+        live.renew()
+        assert live.names["esi@champion"].served.name == "v1"
+        public.unlink()
+        for _ in range(3):
+            live.renew()
+            assert "esi@champion" not in live.names
+        assert "nobody" in capfd.readouterr().err
     live.end()
 
 

@@ -38,6 +38,9 @@ from clinrl.tasks.esi.triggers import done_intervention, open_injury, pain_0_10,
         "History of COPD. Intubated by the crew.",
         "Intubated, not responding to pain",
         "May have aspirated. Intubated on scene x1",
+        "Intubated x2 attempts by EMS, tube confirmed",
+        "PMH asthma. Intubated twice on scene, second tube good",
+        "In May was intubated on scene",
     ],
 )
 def test_an_intervention_is_done(narrative: str) -> None:
@@ -89,6 +92,9 @@ def test_an_intervention_is_done(narrative: str) -> None:
         "Airway swelling, will be intubated in resus",
         "PMH asthma, intubated x2",
         "prepared for a central line",
+        "History of asthma, intubated several times",
+        "Should soon be intubated",
+        "risk of intubation",
     ],
 )
 def test_no_intervention_is_done(narrative: str) -> None:
@@ -120,6 +126,10 @@ def test_no_intervention_is_done(narrative: str) -> None:
         "Stab wound with knife removed by bystanders",
         "67-year-old stab victim",
         "his wife found him with a stab wound",
+        "States that stab wound was from a kitchen knife",
+        "stab-like wound to the chest",
+        "digital penetration injury by a nail",
+        "oral penetration of a foreign body",
     ],
 )
 def test_an_injury_is_open(narrative: str) -> None:
@@ -159,6 +169,8 @@ def test_an_injury_is_open(narrative: str) -> None:
         "stab-like pain in the left chest",
         "Deep penetrating pain in the epigastrium",
         "Reports vaginal penetration",
+        "penile penetration without consent",
+        "sexual penetration",
         "s/p open reduction of wrist fracture",
     ],
 )

@@ -26,7 +26,7 @@ class Design:
     discordant: float
     """Expected share of cases that count for one of the two and not for the other."""
     seeds: tuple[int, int]
-    """Trainings of either recipe; 0 for a model that is not trained, which has no spread of seeds."""
+    """Trainings of either recipe, two or more; 0 for a model that is not trained, which has no spread of seeds."""
     seed_sd: float
     """Expected standard deviation of the share between trainings of one recipe."""
     alpha: float
@@ -41,11 +41,6 @@ class Design:
         runs = tuple((self.seed_sd**2 / k, k - 1.0) for k in self.seeds if k > 1 and self.seed_sd)
         return Spread((self.discordant - effect**2) / self.n, max(1.0, self.n - 1), runs)
 
-    @property
-    def unseen(self) -> float:
-        """The variance that a side with one training adds, of which the test knows nothing."""
-        return self.seed_sd**2 * sum(k == 1 for k in self.seeds)
-
 
 def power(design: Design, effect: float) -> float:
     """The probability that the test of `average_difference` shows a difference of this size. Raises ValueError if fewer
@@ -53,13 +48,13 @@ def power(design: Design, effect: float) -> float:
     if not abs(effect) <= design.discordant <= 1:
         raise ValueError(f"a difference of {effect:g} needs at least as many discordant cases, not {design.discordant}")
     spread = design.spread(effect)
-    return _shown(spread, effect, design.alpha, _found(spread.runs, design.alpha), design.unseen)
+    return _shown(spread, effect, design.alpha, _found(spread.runs, design.alpha))
 
 
 def detectable(design: Design) -> float | None:
     """The smallest difference, above 0, that is significant with a probability of 80%; None if no possible one is."""
     found = _found(design.spread(0.0).runs, design.alpha)
-    shown = lambda effect: _shown(design.spread(effect), effect, design.alpha, found, design.unseen)  # noqa: E731
+    shown = lambda effect: _shown(design.spread(effect), effect, design.alpha, found)  # noqa: E731
     return _least(shown, design.discordant)
 
 
@@ -99,13 +94,13 @@ def _found(runs: Sequence[tuple[float, float]], alpha: float) -> Any:
     return (students(alpha, freedom) ** 2 * total).ravel()
 
 
-def _shown(spread: Spread, effect: float, alpha: float, found: Any, unseen: float = 0.0) -> float:
+def _shown(spread: Spread, effect: float, alpha: float, found: Any) -> float:
     """The probability that a normal estimate is farther from 0 than the reach of its interval, `found` as `_found` has
     it. The variance of cases is taken for known, which it nearly is."""
     import numpy
     from scipy.stats import norm
 
-    error = math.sqrt(spread.cases + math.fsum(part for part, _ in spread.runs) + unseen)
+    error = math.sqrt(spread.cases + math.fsum(part for part, _ in spread.runs))
     if not error:  # every discordant case counts for the same one, and seeds do not differ: signs tell
         return float(effect != 0 and 2 * 0.5 ** (spread.cases_df + 1) < alpha)
     reach = numpy.sqrt(students(alpha, spread.cases_df) ** 2 * spread.cases + found)

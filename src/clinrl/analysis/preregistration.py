@@ -148,10 +148,13 @@ def rule_digest() -> str:
             [float((7 * case + run * case**2) % 23 < 9 + run % 3) for case in range(200)]
             for run in range(mine + theirs)
         ]
-        sides = (runs_of_means(rows[:mine]), runs_of_means(rows[mine:]))
-        first, second = (side for side in sides if side is not None)  # each run has a number for every case
-        test = average_difference(first, second, is_share=True)
-        results.append([f"{number:.3f}" for number in (test.estimate.low, test.estimate.high, test.p)])
+        alike, apart = rows[:1] * mine, [[0.0] * 200] * theirs
+        for clusters in (None, [str(case // 20) for case in range(200)]):
+            for some, others in ((rows[:mine], rows[mine:]), (alike, apart)):
+                sides = (runs_of_means(some, clusters), runs_of_means(others, clusters))
+                first, second = (side for side in sides if side is not None)  # each run has a number for every case
+                test = average_difference(first, second, is_share=True)
+                results.append([f"{test.estimate.low:.3f}", f"{test.estimate.high:.3f}", f"{test.p:.1e}"])
     return digest(results)
 
 

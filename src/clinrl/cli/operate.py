@@ -159,6 +159,7 @@ RELEASE = {
         examples="clinrl serve esi\nclinrl serve esi-merged --port 8001\n"
         'CLINRL_SERVE_TOKEN="$(cat token)" clinrl serve esi --host 0.0.0.0',
         runs="serving.server:stage",
+        takes=("params", "source"),
         arguments=(
             MODEL,
             arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),

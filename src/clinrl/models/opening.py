@@ -29,6 +29,8 @@ WITHOUT_EFFECT = {
     "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
 }  # fmt: skip
 """Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
+ARGUMENTS = tuple(f"{of}_{kind}" for of in ("model", "tokenizer", "processor", "config") for kind in ("args", "kwargs"))
+"""What sentence-transformers hands from a checkpoint's settings to what loads its parts."""
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and their like subtract from them."""
 
@@ -87,14 +89,15 @@ def check_effect(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
     """
     if (start := config.get("init_lora_weights", True)) not in KEEPS_BASE:
         raise Refused(
-            f"{folder} was started by {start!r}, which alters the base's weights; it cannot be merged exactly"
+            f"{folder} was started by {start!r}, which alters the base's weights, and other adapters share them; train "
+            "it with another init_lora_weights"
         )
     if (bias := config.get("bias", "none")) != "none":
         raise Refused(f"{folder} has trained biases (bias={bias!r}), which is not supported; train it with bias='none'")
     for key in sorted(config.keys() - READ - WITHOUT_EFFECT):
         if config[key]:
             raise Refused(
-                f"{folder} uses {key}, which is not supported: merging it would not be exact; train without it"
+                f"{folder} uses {key}, which is not supported: it changes more than LoRA's factors; train without it"
             )
     for name in tensors:
         if factor_of(name) is None:
@@ -118,13 +121,14 @@ def check_checkpoint(folder: Path) -> None:
             raise ValueError("config.json is missing")
         if (folder / CONFIG).exists():
             raise ValueError(f"it holds {CONFIG}, which names another base")
-        for index in folder.rglob("*.index.json"):
-            parts = json.loads(index.read_bytes())["weight_map"].values()
+        for index in folder.rglob("*.safetensors.index.json"):
+            parts = json.loads(index.read_bytes()).get("weight_map", {}).values()
             if odd := [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", str(part))]:
                 raise ValueError(f"{index.name} names {str(odd[0])[:80]!r}, which is no safetensors file beside it")
         for settings in folder.rglob("sentence_*_config.json"):
-            if odd := [key for key, value in json.loads(settings.read_bytes()).items() if "arg" in key and value]:
-                raise ValueError(f"{settings.name} sets {odd[0][:80]}")
+            found = json.loads(settings.read_bytes())
+            if odd := [key for key in ARGUMENTS if found.get(key)]:
+                raise ValueError(f"{settings.name} sets {odd[0]}, with which pickles could be read")
 
 
 def _check(folder: Path) -> None:

@@ -221,9 +221,9 @@ def _identity(address: str, tree: Path) -> str:
 def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:
     for out in entry.get("outs", ()):
         path = tree / out["path"]
-        if not path.parent.resolve().is_relative_to(tree.resolve()):
+        if ".." in path.parts or not path.parent.resolve().is_relative_to(tree.resolve()):
             raise ArtefactError(f"{lock.LOCK} says that a stage writes {out['path']}, outside of the project")
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

@@ -41,7 +41,9 @@ def build(names: Sequence[str], out: Path) -> Path:
         opening.check(model.folder)  # safetensors, and nothing else
         learned = {params.versions[one].data for one in params.lineage(model.name)}
         if imported := sorted(learned & params.imports.keys()):
-            raise DataError(f"{model.name} learned from somebody's records ({imported[0]}); what it says may hold them")
+            raise DataError(
+                f"{model.name} learned from somebody's records ({imported[0]}) and may repeat them; ship another"
+            )
     exams = {model.exam for model in models}
     project = [
         *("params.yaml", "params"),

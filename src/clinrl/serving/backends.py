@@ -211,6 +211,7 @@ class Remote:
         base = paths.base(served.task)
         if identity(read_manifest(base)) != served.base_digest:
             raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
+        opening.check(folder / ADAPTER)
         asked = engine.connect(self._task, self._settings)
         asked.adopt(folder / ADAPTER)
         asked.check_adopted()

@@ -21,12 +21,15 @@ from clinrl.registry import versions
 from clinrl.registry.pyfunc import Served, read
 from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Backend
-from clinrl.signing.keys import TRUSTED
+from clinrl.signing.keys import PUBLIC, TRUSTED
 
 ALIASES = (versions.CHAMPION, versions.CANDIDATE)
-PARAMS = Path("params.yaml")
 POLL_S = 1.0
 """Seconds between two looks at the registry."""
+
+
+_State = list[tuple[str, int, int]]
+"""Names, sizes and times of files."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,9 @@ class Version:
 class Live:
     """The versions that are asked. `names` is replaced as a whole, so whoever reads it needs no lock."""
 
-    def __init__(self, params: Params, model: str, backend: Backend, keep_s: float) -> None:
-        """`keep_s`: seconds for which a version that lost its names may still be asked for."""
+    def __init__(self, params: Params, model: str, backend: Backend, keep_s: float, source: Path | None = None) -> None:
+        """`keep_s`: seconds for which a version that lost its names may still be asked for. `source`: params.yaml, to
+        be read again when it changes; None: `params` stay."""
         self._params, self._model, self._backend, self._keep_s = params, model, backend, keep_s
         self._held: dict[str, Version] = {}
         """By alias."""
@@ -60,7 +64,9 @@ class Live:
         """By digest."""
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
-        self._read = _state_of(*files_with(PARAMS))
+        self._source, self._read = source, _State()
+        self._intact: dict[str, tuple[object, SignatureError | None]] = {}
+        """Under which keys a registered folder was last read, by digest, and what was wrong with it."""
         self._allowed: dict[str, tuple[object, ...]] = {}
         """What was said of a version when it was last allowed, by alias."""
         self._reported: dict[str, str] = {}
@@ -102,33 +108,50 @@ class Live:
             shutil.rmtree(version.folder, ignore_errors=True)
 
     def _read_params(self) -> None:
-        """Take over approvers and plans of a params.yaml that was changed since: a key may have been revoked."""
-        if (state := _state_of(*files_with(PARAMS))) != self._read:
-            try:
-                self._params, self._read = load_params(), state
-            except Refused as error:
-                self._say("params", f"params.yaml is not read again: {error}")
+        """Take over approvers of a params.yaml that was changed: one may have been struck off the list."""
+        if self._source is None or (state := _state_of(*files_with(self._source))) == self._read:
+            return
+        self._read = state  # of a broken one too: it is not read again before it changes
+        try:
+            self._params = load_params(self._source)
+            self._reported.pop("params", None)
+        except Refused as error:
+            self._say("params", f"params.yaml is not read again: {error}")
+
+    def _trusted(self) -> object:
+        """Changes with the keys that count."""
+        return self._read, _state_of(PUBLIC, *sorted(TRUSTED.glob("*.pub")))
 
     def _check(self, alias: str, entry: versions.Entry) -> None:
         """Refuse what may not be served, if the audit file or the registry says anything new, or other keys count.
 
         Raises GateError, and SignatureError where nobody signed whose key counts still.
         """
-        is_held = alias in self._held and self._held[alias].served.digest == entry.digest
-        trusted = self._read, _state_of(*sorted(TRUSTED.glob("*.pub")))
-        state = entry.digest, sorted(entry.tags.items()), _state_of(paths.audit_log()), trusted
-        allowed = self._allowed.get(alias)
-        if allowed == state:
+        state = entry.digest, sorted(entry.tags.items()), _state_of(paths.audit_log()), self._trusted()
+        if self._allowed.get(alias) == state:
             return
         try:
             check_servable(self._params, entry, alias)
-            if is_held and allowed is not None and allowed[-1] != trusted:
-                versions.check_intact(self._params, entry)
+            if entry.digest in self._open:
+                self._check_intact(entry)
         except (GateError, SignatureError):
-            if is_held:
+            if alias in self._held and self._held[alias].served.digest == entry.digest:
                 del self._held[alias]
             raise
         self._allowed[alias] = state
+
+    def _check_intact(self, entry: versions.Entry) -> None:
+        """Look once, whenever other keys count, whether one of them signed what is open: it may be many gigabytes."""
+        trusted = self._trusted()
+        if entry.digest not in self._intact or self._intact[entry.digest][0] != trusted:
+            fault = None
+            try:
+                versions.check_intact(self._params, entry)
+            except SignatureError as error:
+                fault = error
+            self._intact[entry.digest] = trusted, fault
+        if fault := self._intact[entry.digest][1]:
+            raise fault
 
     def _is_news(self, alias: str, digest: str) -> bool:
         is_held = alias in self._held and self._held[alias].served.digest == digest
@@ -139,6 +162,7 @@ class Live:
             place, started = Path(mkdtemp(prefix="clinrl-")), time.monotonic()
             try:
                 folder = versions.bring(self._params, entry, place)
+                self._intact[entry.digest] = self._trusted(), None
                 served = read(folder)
                 sampler = self._backend.open(served, folder)
                 room, now = self._backend.room(sampler), int(time.time())
@@ -170,7 +194,7 @@ class Live:
             print(f"clinrl: {sentence}", file=sys.stderr, flush=True)
 
 
-def _state_of(*files: Path) -> list[tuple[str, int, int]]:
+def _state_of(*files: Path) -> _State:
     """By which a change of one of these files is seen."""
     found = [(file, file.stat()) for file in files if file.exists()]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in found]

@@ -35,6 +35,8 @@ from clinrl.tasks.marks import holds_mark
 from clinrl.types import Message
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clinrl.config.params import Params
 
 TOKEN: Final = "CLINRL_SERVE_TOKEN"
@@ -267,10 +269,10 @@ class Server(uvicorn.Server):
 
 def stage(
     params: "Params", name: str, *, host: str, known_as: Sequence[str], port: int, at_once: int, queue: int,
-    tokens: int, timeout: int, shadow: float,
+    tokens: int, timeout: int, shadow: float, source: "Path",
 ) -> None:  # fmt: skip
     """Serve until a signal comes; the first line of the output is the address. Port 0: any free one. `known_as`: other
-    names by which clients reach the server.
+    names by which clients reach the server. `source`: params.yaml, which is read again when it changes.
 
     Raises Refused for another host without a token, for a task that is played with tools, and if the address cannot be
     had, RegistryError if there is nothing to serve.
@@ -284,7 +286,7 @@ def stage(
     bounds = Bounds(at_once, queue, tokens, float(timeout))
     with listen(host, port) as listening:
         backend = Remote(task.name, machine.vllm) if machine.sampler == "vllm" else Local(params.scale, at_once)
-        live = Live(params, name, backend, keep_s=2 * bounds.request_s)
+        live = Live(params, name, backend, 2 * bounds.request_s, source)
         watch, stopping = Watch(params, name, live, backend, shadow), threading.Event()
         try:
             live.renew()

@@ -37,7 +37,6 @@ from clinrl.tasks.base import get_task
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-"""A file of a folder that this module made, and that it may therefore replace."""
 LIMIT_MB, ROOM_MB = 20, 8
 """Of the whole folder, and of what is there when the answers of one more model are added."""
 HERE = Path(__file__).parent

@@ -55,7 +55,6 @@ _DEVICE_UNDONE = re.compile(
     r"|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
 )
 _INTUBATION_UNDONE = re.compile(
-    r" (?:x ?[2-9]|twice|[2-9] times|several times)\b|"  # "PMH asthma, intubated x2"
     rf"{_BETWEEN} (?:{_NOT_SO}|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
     r"|(?:(?!\bafter\b|\bfollowing\b)[^.;]){0,120}\bextubat"
 )
@@ -71,9 +70,9 @@ _OPEN_INJURY: Final = (
             r"\b(?:open|compound)(?:[ -](?!and\b|or\b|closed\b|no\b|not\b|with\b|without\b|wounds?\b|lacerations?\b"
             r"|over\b|reduction\b)[a-z/]+){0,3}[ -](?:fractures?|fx)\b"
             r"|\bpenetrat(?:ing(?! (?:pain|aches?|headaches?|discomfort)\b)|ed|es)\b"
-            r"|(?<!vaginal )(?<!anal )(?<!sexual )(?<!oral )(?<!penile )(?<!digital )\bpenetration\b"
-            r"|\bgun ?-?shots?\b|\bgsws?\b|(?<!that )(?<!which )\bstabs?\b(?![ -]like\b)"
-            # "Stabbing pain" describes a pain, as does one "that stabs"; only the deed is an injury.
+            r"|(?<!vaginal )(?<!anal )(?<!sexual )(?<!penile )\bpenetration\b|\bgun ?-?shots?\b|\bgsws?\b"
+            # "Stabbing pain" describes a pain, as one "that stabs" and a "stab-like" one do; the deed is an injury.
+            r"|\bstab\b(?![ -]like (?:ache|discomfort|pain|sensation)s?\b)|(?<!that )(?<!which )\bstabs\b"
             r"|\bstabbing (?:assault|attack|incident|injur(?:y|ies)|victim|wounds?)\b|(?<=victim of )(?:a )?stabbing\b"
         ),
         undone=_INJURY_UNDONE,
@@ -108,11 +107,15 @@ _HISTORY_BEFORE = re.compile(
     r"|from\b|had\b|has\b|is\b|now\b|present|status\b|suffer|sustain|today\b|was\b|who\b|with\b)[a-z0-9'/-]+){0,4} ?$"
 )
 _NOT_YET = re.compile(
-    r"\b(?:(?:may|might|should|will|would)(?: [a-z]+){0,2}|(?:anticipat|consider|discuss)(?:e|es|ed|ing|s)?"
-    r"|(?:candidate|plan|planned|prepared?|preparing|ready) for|impending|possible|possibly|potential|risk of)"
+    r"\b(?:(?:may|might|should|will|would)(?: (?:also|be|have|likely|need|require|soon|still|then|to|well)){0,3}"
+    r"|(?:anticipat|consider|discuss)(?:e|es|ed|ing|s)?|(?:candidate|plan|planned|prepared?|preparing|ready) for"
+    r"|impending|possible|possibly|potential|risk of)"
     r"(?: (?:an?|early|emergent|the|urgent)){0,2} ?$"
 )
 """What has not been done before arrival: "may need intubation"."""
+_TOLD_TIMES = re.compile(r" (?:x ?[2-9]|twice|[2-9] times|several times)(?! (?:attempts?|by|en|in|on)\b)")
+_TOLD_HISTORY = re.compile(r"\b(?:pmhx?|pmh/x|psh|hx|history)\b[^.;]*$")
+"""Together a history: "PMH asthma, intubated x2"."""
 _PREVIOUSLY = re.compile(r"\bpreviously(?: [a-z]+){0,2} ?$")
 _HISTORY_AFTER = re.compile(
     r"[^,.;]{0,60}\b(?:in the past|as a child|previously|last (?:week|month|year)"
@@ -199,6 +202,8 @@ def _reports(narrative: str, stems: tuple[_Stem, ...]) -> bool:
 
 def _stands(stem: _Stem, before: str, after: str) -> bool:
     if stem.undone.match(after) or _HISTORY_AFTER.match(after) or _SOMEBODY_ELSE.search(before):
+        return False
+    if _TOLD_TIMES.match(after) and _TOLD_HISTORY.search(before):
         return False
     if _negated(stem, before, after) or (stem in _DONE_INTERVENTION and _NOT_YET.search(before)):
         return False
