@@ -79,7 +79,11 @@ def rollback(task: str) -> State[None]:
     champion = champion_of(params, task)
     if not paths.watched(task).exists():
         raise GateError(f"{task} was never served from this machine; rollbacks run where `clinrl serve {task}` does")
-    if champion is None or was_acted_on(champion, SAFETY) or not is_harmful(params, champion):
+    lines = audit_log.lines(params)
+    once = [line.body["from"]["digest"] for line in lines if line.kind == "rollback" and line.body.get("beforehand")]
+    # The audit file too says that it was acted on: a flow that was killed has not noted it.
+    is_done = champion is not None and (champion.digest in once or was_acted_on(champion, SAFETY))
+    if champion is None or is_done or not is_harmful(params, champion):
         return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
     approver = settings_of(params, task).approver
     if not approver:
@@ -87,7 +91,7 @@ def rollback(task: str) -> State[None]:
             f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
             f"`clinrl rollback {task} --approver NAME`"
         )
-    before = versions.by_digest(task, promotion.recorded_before(task, audit_log.lines(params), champion.digest))
+    before = versions.by_digest(task, promotion.recorded_before(task, lines, champion.digest))
     if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
         raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)

@@ -183,6 +183,7 @@ def train(name: str, seed: int = 0) -> None:
             "parent": identity(read_manifest(paths.adapter(parent))),
             "data": identity(read_manifest(paths.cases("d1"))),
         }
-        declared = dolls.PARAMS["versions"][name]["seed"]
-        spec = {"scale": "embedded", "parent": parent, "data": "d1", "seed": declared, "method": "sft"}
+        declared = dolls.PARAMS["versions"][name]
+        method = dolls.PARAMS["profiles"][declared["profile"]]["method"]
+        spec = {"scale": "embedded", "parent": parent, "data": "d1", "seed": declared["seed"], "method": method}
         seal(out, kind="adapter", name=name, task="esi", task_version=2, spec=spec, inputs=inputs)

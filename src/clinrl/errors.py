@@ -69,7 +69,8 @@ def _run_and_flush(program: Callable[[], int]) -> int:
     try:
         return program()
     finally:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # somebody closed it
+            sys.stdout.flush()
 
 
 def _drop(numbers: Iterable[int]) -> None:

@@ -12,6 +12,7 @@ from clinrl.cli import main as cli
 from clinrl.config.files import merge_files, place_of, read_files, write_whole
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ParamsError
+from clinrl.provenance import stages
 from valid_params import VALID
 
 
@@ -136,3 +137,10 @@ def test_what_commands_write_is_read_back(tmp_path: Path, text: str) -> None:
     content = {"versions": {"v1": {"why": text, "lr": 5e-05, "seed": 1, "x": [1, text], "y": {1: None, text: True}}}}
     write_whole(tmp_path / "params.yaml", content)
     assert merge_files(read_files(tmp_path / "params.yaml"))[0] == content
+
+
+def test_hidden_files_beside_are_an_editors(split: Path) -> None:
+    (split.parent / "params/.#esi.yaml").symlink_to("ada@host.1:2")
+    (split.parent / "params/._esi.yaml").write_bytes(b"\x00\x05\x16\x07")
+    assert load_params(split).model_dump() == Params.model_validate(VALID).model_dump()
+    stages.check(split)

@@ -341,6 +341,10 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("gates/ekg", VALID["gates"]["esi"], ("gates: 'ekg' is not a task with a base", "allowed: esi")),
     ("gates/esi/limits/exakt", {"may_fall": 0.0}, ("gates.esi.limits: 'exakt'", "did you mean exact?")),
     ("gates/esi/limits/critical_under", REMOVED, ("gates.esi.limits has no limit on `critical_under`",)),
+    *(
+        ("gates/esi/limits/critical_under", limit, ("gates.esi.limits.critical_under.max is", "below 1"))
+        for limit in ({"max": {"embedded": 5, "full": 5}}, {"min": {"embedded": 0.0, "full": 0.0}}, {"may_fall": 1.0})
+    ),
     ("gates/esi/limits/exact", {}, ("gates.esi.limits.exact limits nothing",)),
     ("gates/esi/limits/exact/may_fall", REMOVED, ("gates.esi.limits.exact",)),
     ("gates/esi/limits/exact/may_fall", -0.1, ("gates.esi.limits.exact.may_fall is -0.1",)),

@@ -1,5 +1,6 @@
 """Alarms as events, and the rollback that follows: with evidence and an approval alone, and once."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -139,15 +140,24 @@ def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: Non
     assert run(watch) == "v2: 0 requests; no new alarm"
 
 
-def test_who_makes_a_version_champion_again_has_decided(released: None, prefect: None) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_who_makes_a_version_champion_again_has_decided(
+    released: None, prefect: None, monkeypatch: Any, is_killed: bool
+) -> None:
+    """Though the flow was killed before it noted what it did: the audit file tells."""
     from flows.watch import rollback, watch
 
     harm("v1")
-    run(rollback)
+    with monkeypatch.context() as patch:
+        if is_killed:
+            patch.setattr("flows.watch.note", lambda *_: raise_(KeyboardInterrupt()))
+        with contextlib.suppress(KeyboardInterrupt):
+            run(rollback)
     promotion.rollback(champions.params(), "esi", approver=champions.ADA)
     assert champion() == "v1"
-    assert run(watch) == "v1: 0 requests; no new alarm"
+    assert run(watch) == f"v1: 0 requests; {'safety' if is_killed else 'no'} new alarm"
     assert run(rollback).startswith("nothing to do")
+    assert champion() == "v1"
 
 
 def test_a_last_line_that_another_approver_signed_counts(released: None, prefect: None) -> None:

@@ -101,6 +101,24 @@ def test_without_its_training_cases_nothing_is_decided(params):
     assert kinds() == []
 
 
+@pytest.mark.parametrize(("change", "field"), [({"seed": 99}, "seed"), ({"parent": "esi-base"}, "parent")])
+def test_what_params_says_otherwise_than_was_trained_is_not_decided_upon(params, change, field):
+    """A change plan is about what was trained, and params.yaml can be edited afterwards."""
+    altered = {**params.versions, "v2": params.versions["v2"].model_copy(update=change)}
+    with pytest.raises(GateError, match=rf"v2 was trained with another {field} than params\.yaml has now; put it back"):
+        promotion.decide(params.model_copy(update={"versions": altered}), "v2")
+    assert kinds() == []
+
+
+def test_a_mode_that_was_evaluated_and_is_left_out_now_is_no_secret(params):
+    one = {"modes": ("think",)}
+    profiles = {name: profile.model_copy(update=one) for name, profile in params.profiles.items()}
+    fewer = params.model_copy(update={"modes": {"think": params.modes["think"]}, "profiles": profiles})
+    with pytest.raises(GateError, match=r"v1 was evaluated in think and direct, and params\.yaml has think; run"):
+        promotion.decide(fewer, "v1")
+    assert kinds() == []
+
+
 def test_the_same_question_is_written_down_once(params):
     assert promotion.decide(params, "v2") == promotion.decide(params, "v2")
     assert kinds() == ["decision"]

@@ -97,6 +97,22 @@ HIDDEN = [chr(code) for code in (
 )]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("MRN-1234567", "medical record number"),
+        ("MRN is 1234567", "medical record number"),
+        ("SSN 123\u201145\u20116789", "social security number"),
+        ("call 555\u2013123\u20134567", "telephone number"),
+        ("seen 2019\u201103\u201104", "full date"),
+        ("write to a\uff20b.com", "e-mail address"),
+    ],
+)
+def test_identifiers_are_found_however_a_word_processor_writes_them(text: str, kind: str) -> None:
+    with pytest.raises(importing.Unclear, match=f"holds what looks like a {kind}"):
+        importing.check_text(text, "text")
+
+
 @pytest.mark.parametrize("hidden", HIDDEN, ids=ascii)
 def test_what_does_not_show_parts_no_word(hidden):
     assert importing.clean(f"{hidden}E{hidden}SI 2 \t{hidden}\nat 3 a.m.{hidden}") == "ESI 2 at 3 a.m."

@@ -16,13 +16,13 @@ from clinrl import paths
 from clinrl.analysis import baselines
 from clinrl.analysis.exam import EvalReport, build, estimates
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, verified, write_json, write_text
-from clinrl.artifacts import identity as identity_of
+from clinrl.artifacts import exclusive, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.evaluate import answer_exam, check_apart, responses_of
+from clinrl.evaluation.sampler import models_of
 from clinrl.intervals import wilson
 from clinrl.models.judges import Judges
 from clinrl.reports.render import load, render
@@ -82,7 +82,7 @@ def stage(params: Params, name: str) -> None:
             raise ArtefactError(f"{paths.cases(data)} is drawn from the {pool} pool; an external exam is {POOL} data")
         run = open_run(params, model)
         check_apart(params, run.model, run.cases)
-        run = replace(run, adapter_digest=identity_of(verified(model.folder)))
+        run = replace(run, adapter_digest=models_of(model)["adapter"])
         judges = Judges(paths.base(model.task.name))
         run = answer_exam(params, run, judges)
         write_json(target, report_of(run, responses_of(run, judges)).model_dump(mode="json"))

@@ -16,7 +16,7 @@ from clinrl.analysis import baselines
 from clinrl.analysis.exam import estimates, measured
 from clinrl.analysis.paired import same_sampler
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
+from clinrl.artifacts import exclusive, read_manifest, write_json, write_text
 from clinrl.benchmarks.record import (
     ALL,
     EXAMINED,
@@ -38,7 +38,7 @@ from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded
 from clinrl.evaluation.evaluate import check_apart
-from clinrl.evaluation.sampler import open_sampler
+from clinrl.evaluation.sampler import models_of, open_sampler
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.generate import Sampler
 from clinrl.models.rollout import run as rollout
@@ -67,7 +67,7 @@ def stage(params: Params, name: str) -> None:
     task, published = model.task, published_of(model.task)
     target = paths.protocol_report(name)
     with exclusive(target):
-        run = replace(open_run(params, model), adapter_digest=identity(verified(model.folder)))
+        run = replace(open_run(params, model), adapter_digest=models_of(model)["adapter"])
         check_apart(params, run.model, run.cases)
         drawn = draw(task, spec.seeds, spec.levels)
         head = ProtocolReport(

@@ -36,7 +36,9 @@ Places = Mapping[str, Path]
 
 def files_with(path: Path) -> list[Path]:
     """params.yaml and the files beside it; drafts come last."""
-    return [path, *sorted((path.parent / FOLDER).glob("*.yaml"), key=lambda file: (file.stem == DRAFTS, file.name))]
+    # Hidden ones are an editor's or a system's.
+    beside = (file for file in (path.parent / FOLDER).glob("*.yaml") if not file.name.startswith("."))
+    return [path, *sorted(beside, key=lambda file: (file.stem == DRAFTS, file.name))]
 
 
 def read_files(path: Path) -> dict[Path, Any]:

@@ -17,7 +17,7 @@ from clinrl.config.comparisons import Comparison, Rival, check_comparisons
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
 from clinrl.config.model import Model, resolve
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer, Lora, RejectionProfile, SftProfile, SftTrainer, lengths
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, format_value
 from clinrl.tasks.base import GIVEN, get_task, task_names
 
 
@@ -160,6 +160,13 @@ class Params(Section):
         check_all(f"{at}.limits", gate.limits, metrics, f"a metric of {task}")
         if (safety := get_task(task).safety.metric) not in gate.limits:
             raise ParamsError(f"{at}.limits has no limit on `{safety}`; a release without one is not allowed")
+        is_max = get_task(task).metrics[safety].worse == "higher"
+        side, limit = ("max", gate.limits[safety].max) if is_max else ("min", gate.limits[safety].min)
+        if limit is None or not all(0 <= value < 1 if is_max else 0 < value <= 1 for value in limit.values()):
+            raise ParamsError(
+                f"{at}.limits.{safety}.{side} is {format_value(limit)}; a release needs a share there that a model can "
+                f"break: {'0 or more, and below 1' if is_max else 'above 0, and at most 1'}"
+            )
         if gate.rebuilt and gate.rebuilt.least > len(self.rebuilders):
             raise ParamsError(
                 f"{at}.rebuilt.least is {gate.rebuilt.least}, but rebuilders lists {len(self.rebuilders)}; list more, "

@@ -265,7 +265,7 @@ class Schedule(Section):
     """Minute, hour, day of month, month, day of week."""
     timezone: str = "UTC"
     """A name of the IANA time zone database."""
-    answer_within_s: Count = 86400
+    answer_within_s: Annotated[int, Field(ge=1, le=30 * 86400)] = 86400
     """Seconds after which an unanswered request for approval is a no."""
     draft: bool = False
     """Whether a retraining that finds nothing stale drafts the next version from the champion's mined errors."""
@@ -280,7 +280,7 @@ class Watch(Section):
     """Chance of a false alarm of each kind in the life of a version, above 0 and below 1."""
     margin: float = Field(default=0.05, gt=0, lt=1)
     """By how much a share of requests may differ from the exam's before it counts as drift, above 0 and below 1."""
-    keep_days: Count = 90
+    keep_days: Annotated[int, Field(ge=1, le=3660)] = 90
     """Days for which an answer waits for its label."""
     approver: str = ""
     """Who approved beforehand that a champion whose safety metric is above its limit is rolled back; this machine has

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.analysis.paired import Answers, comparable
@@ -72,6 +74,8 @@ def load_report(name: str, mode: str) -> EvalReport:
         return EvalReport.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ArtefactError(f"{path} does not exist: run `dvc repro evaluate@{name}`") from None
+    except ValidationError:
+        raise ArtefactError(f"{path} is no report; restore it with `git checkout {path}`") from None
 
 
 def load_answers(run: Run, mode: str, name: str, folder: Path | None = None) -> Answers:

@@ -17,11 +17,12 @@ from pydantic import Field
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, identity, verified, write_json, write_text
+from clinrl.artifacts import exclusive, write_json, write_text
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.evaluate import answer_exam, check_apart, keep
+from clinrl.evaluation.sampler import models_of
 from clinrl.intervals import DIGITS, mean, wilson
 from clinrl.models.judges import Judges
 from clinrl.reports import figures
@@ -123,10 +124,10 @@ def stage(params: "Params", name: str) -> None:
         check_pool(data, model.task)
         run = open_run(params, model)
         check_apart(params, run.model, run.cases)
-        adapter = verified(model.folder)
-        run = replace(run, adapter_digest=identity(adapter))
+        inputs = models_of(model)
+        run = replace(run, adapter_digest=inputs["adapter"])
         run = answer_exam(params, run, Judges(paths.base(model.task.name)))
-        inputs = {"adapter": run.adapter_digest, "base": adapter.inputs["base"], "data": run.exam_digest}
+        inputs = inputs | {"data": run.exam_digest}
         keep(paths.mined(name), run, inputs)
         target = paths.mine_report(name)
         write_json(target, report_of(run).model_dump(mode="json"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from clinrl import paths
 from clinrl.artifacts import write_json
 from clinrl.config.base import is_name
-from clinrl.config.files import FOLDER
+from clinrl.config.files import FOLDER, files_with
 from clinrl.config.params import Params, load_params
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError, did_you_mean, format_value
@@ -89,7 +89,7 @@ def check(source: Path) -> None:
     pipeline = source.parent / "dvc.yaml"
     if pipeline.exists():
         listed = read_yaml(pipeline).get("vars", [])
-        for file in sorted((source.parent / FOLDER).glob("*.yaml")):
+        for file in files_with(source)[1:]:
             if (name := f"{FOLDER}/{file.name}") not in listed:
                 raise ParamsError(f"{name} is not among `vars` in dvc.yaml, so DVC does not see it; list it there")
 

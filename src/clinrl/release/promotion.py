@@ -33,6 +33,7 @@ from clinrl.release.gate import Decision
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import signer, trusted_keys
+from clinrl.training.launch import trained_otherwise
 
 PREVIOUS = "previous"
 APPROVER = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{2,80}")
@@ -102,10 +103,21 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := stated(params, name, "waiver"):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
+    for part in params.parts(name):
+        if field := trained_otherwise(params, part):
+            raise GateError(
+                f"{part} was trained with another {field} than params.yaml has now; put it back, or run "
+                f"`dvc repro evaluate@{part}`"
+            )
     if refusal := outside_plan(params, name):
         raise GateError(refusal)
     lock.demand(params, name)
     run = open_run(params, model)
+    if (modes := artifacts.read_manifest(paths.graded(name)).spec["modes"].keys()) != run.modes.keys():
+        raise GateError(
+            f"{name} was evaluated in {' and '.join(modes)}, and params.yaml has {' and '.join(run.modes)}; run "
+            f"`dvc repro evaluate@{name}`"
+        )
 
     def answers(other: str, folder: Path) -> dict[str, Answers]:
         return {mode: load_answers(run, mode, other, folder) for mode in run.modes}

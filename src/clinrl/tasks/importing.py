@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +61,10 @@ _MONTH = (
     r"|nov(?:ember)?|dec(?:ember)?)"
 )
 _DAY = r"(?:0?[1-9]|[12]\d|3[01])"
+DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
+"""What word processors write in place of a hyphen."""
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = {
+    "medical record number": r"(?i)\bmrn\b[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
     # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. After a slash there
     # are five digits or more, as in no blood pressure.
     "telephone number": r"(?:(?<!\d)\+|(?<![\w:.,/+-])00)(?:[17]|[2-689]\d)"
@@ -311,8 +315,9 @@ def check_text(text: str, column: str) -> None:
         raise Unclear(column, f"is longer than {MAX_NARRATIVE_CHARACTERS:,} characters")
     if holds_mark(text):
         raise Unclear(column, "holds a mark of a chat template")
+    plain = unicodedata.normalize("NFKC", text).translate(DASHES)
     for kind, shape in _IDENTIFIERS:
-        if shape.search(text):
+        if shape.search(text) or shape.search(plain):
             raise Unclear(column, f"holds what looks like a {kind}")
 
 

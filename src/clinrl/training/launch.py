@@ -113,7 +113,6 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
     """Everything that determines the adapter: the spec as JSON, and the rows of the training stream in order.
 
     A row names its case by id, its mode, and the rules its taught label omits (SFT). Raises ArtefactError as `stage`.
-    What a recipe may leave out stands in the spec where it does not, so that older specs keep their digests.
     """
     block = params.versions[version]
     task = get_task(block.task)
@@ -126,15 +125,29 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
     _check_probe(version, inputs["data"])
     cases = list(read_cases(paths.cases(block.data), task))
     omit = profile.omit if profile.method == "sft" else {}
-    reward = None if profile.method == "sft" else params.reward(version)
     rows = [
         {"case": row.case.id, "mode": row.mode, "omit": sorted(omitted(row.case, omit, block.seed))}
         for row in training_stream(params, version, cases)
     ]
+    found = {"rows": digest(rows), "environment": determinism.record(), "inputs": inputs}
+    reward = None if profile.method == "sft" else params.reward(version)
+    if reward and (oracles := identities(task, reward, paths.base(block.task))):
+        found["oracles"] = oracles
+    # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
+    return json.loads(canonical_json(asked(params, version) | found)), rows
+
+
+def asked(params: "Params", version: str) -> dict[str, Any]:
+    """What params.yaml says of an adapter, as its spec has it.
+
+    What a recipe may leave out stands in the spec where it does not, so that older specs keep their digests.
+    """
+    block = params.versions[version]
+    profile = params.profiles[block.profile]
     spec = {
         "version": version,
         "task": block.task,
-        "task_version": task.version,
+        "task_version": get_task(block.task).version,
         "scale": params.scale,
         "parent": block.parent,
         "data": block.data,
@@ -143,13 +156,10 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
         "method": profile.method,
         "lora": params.lora(version).model_dump(mode="json"),
         "stream": profile.stream.model_dump(mode="json"),
-        "omit": omit,
-        "reward": reward.model_dump(mode="json") if reward else None,
+        "omit": profile.omit if profile.method == "sft" else {},
+        "reward": None if profile.method == "sft" else params.reward(version).model_dump(mode="json"),
         "modes": {mode: {"thinking": params.modes[mode].thinking} for mode in profile.modes},
         "trainer": _trainer(params, version).model_dump(mode="json", exclude=HANDLING),
-        "rows": digest(rows),
-        "environment": determinism.record(),
-        "inputs": inputs,
     }
     optional = {
         "waiver": profile.waiver,
@@ -157,11 +167,25 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
         "qlora": profile.qlora,
         "labels_only": profile.method == "sft" and profile.labels_only,
         "placebo": profile.placebo if profile.method == "grpo" else "",
-        "oracles": identities(task, reward, paths.base(block.task)) if reward else {},
     }
-    spec |= {key: value for key, value in optional.items() if value}
-    # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
-    return json.loads(canonical_json(spec)), rows
+    return spec | {key: value for key, value in optional.items() if value}
+
+
+def trained_otherwise(params: "Params", version: str) -> str | None:
+    """What params.yaml says otherwise than the adapter that is here was trained with, such as `trainer.lr`; None if
+    nothing. What either does not name, as a field that came later, is no difference."""
+    spec = read_manifest(paths.adapter(version)).spec
+    return _differing(json.loads(canonical_json(asked(params, version))), spec)
+
+
+def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str | None:
+    for key in sorted(now.keys() & then.keys()):
+        if isinstance(now[key], dict) and isinstance(then[key], dict):
+            if found := _differing(now[key], then[key], f"{at}{key}."):
+                return found
+        elif now[key] != then[key]:
+            return f"{at}{key}"
+    return None
 
 
 def manifest_fields(spec: dict[str, Any]) -> dict[str, Any]:
