@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 import dolls
 import locks
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.artifacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.registry import versions
@@ -25,6 +25,7 @@ from clinrl.registry.versions import Entry
 from clinrl.release import promotion
 from clinrl.release.gate import Decision
 from clinrl.signing import approval as approvals
+from clinrl.training import launch
 from once import once
 
 RIGHT: Sequence[int] = (0,)
@@ -183,7 +184,6 @@ def train(name: str, seed: int = 0) -> None:
             "parent": identity(read_manifest(paths.adapter(parent))),
             "data": identity(read_manifest(paths.cases("d1"))),
         }
-        declared = dolls.PARAMS["versions"][name]
-        method = dolls.PARAMS["profiles"][declared["profile"]]["method"]
-        spec = {"scale": "embedded", "parent": parent, "data": "d1", "seed": declared["seed"], "method": method}
-        seal(out, kind="adapter", name=name, task="esi", task_version=2, spec=spec, inputs=inputs)
+        seal(
+            out, **launch.manifest_fields(json.loads(canonical_json(launch.asked(params(), name) | {"inputs": inputs})))
+        )

@@ -114,7 +114,7 @@ def test_a_mode_that_was_evaluated_and_is_left_out_now_is_no_secret(params):
     one = {"modes": ("think",)}
     profiles = {name: profile.model_copy(update=one) for name, profile in params.profiles.items()}
     fewer = params.model_copy(update={"modes": {"think": params.modes["think"]}, "profiles": profiles})
-    with pytest.raises(GateError, match=r"v1 was evaluated in think and direct, and params\.yaml has think; run"):
+    with pytest.raises(GateError, match=r"v1 was evaluated in direct and think, and params\.yaml has think; run"):
         promotion.decide(fewer, "v1")
     assert kinds() == []
 

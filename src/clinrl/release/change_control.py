@@ -1,6 +1,8 @@
 """What a task's change plan says before its gate looks at an exam: whether a version may be asked about at all."""
 
+import json
 from dataclasses import replace
+from typing import Any
 
 from clinrl import artifacts, paths
 from clinrl.config import change_plan
@@ -15,6 +17,24 @@ from clinrl.release import audit_log, budget
 from clinrl.release.form import gain
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
+from clinrl.training.launch import asked
+
+
+def trained_otherwise(params: Params, version: str) -> str | None:
+    """What params.yaml says otherwise than the adapter that is here was trained with, such as `trainer.lr`; None if
+    nothing. What either does not name, as a field that came later, is no difference."""
+    spec = artifacts.read_manifest(paths.adapter(version)).spec
+    return _differing(json.loads(artifacts.canonical_json(asked(params, version))), spec)
+
+
+def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str | None:
+    for key in sorted(now.keys() & then.keys()):
+        if isinstance(now[key], dict) and isinstance(then[key], dict):
+            if found := _differing(now[key], then[key], f"{at}{key}."):
+                return found
+        elif now[key] != then[key]:
+            return f"{at}{key}"
+    return None
 
 
 def outside_plan(params: Params, name: str) -> str | None:

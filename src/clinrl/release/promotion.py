@@ -28,12 +28,11 @@ from clinrl.registry import versions
 from clinrl.registry.log_run import stated
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, budget, gate, superiority
-from clinrl.release.change_control import outside_plan
+from clinrl.release.change_control import outside_plan, trained_otherwise
 from clinrl.release.gate import Decision
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import signer, trusted_keys
-from clinrl.training.launch import trained_otherwise
 
 PREVIOUS = "previous"
 APPROVER = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{2,80}")

@@ -64,7 +64,7 @@ _DAY = r"(?:0?[1-9]|[12]\d|3[01])"
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
 """What word processors write in place of a hyphen."""
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = {
-    "medical record number": r"(?i)\bmrn\b[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
+    "medical record number": r"(?i)\bmrn\b(?![\s:#.]*\d)[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
     # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. After a slash there
     # are five digits or more, as in no blood pressure.
     "telephone number": r"(?:(?<!\d)\+|(?<![\w:.,/+-])00)(?:[17]|[2-689]\d)"

@@ -115,33 +115,27 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
     A row names its case by id, its mode, and the rules its taught label omits (SFT). Raises ArtefactError as `stage`.
     """
     block = params.versions[version]
-    task = get_task(block.task)
-    profile = params.profiles[block.profile]
+    task, profile = get_task(block.task), params.profiles[block.profile]
     inputs = {
         "base": identity(verified(paths.base(block.task))),
         "parent": _parent(params, version),
         "data": proven(block.data, task),
     }
     _check_probe(version, inputs["data"])
-    cases = list(read_cases(paths.cases(block.data), task))
-    omit = profile.omit if profile.method == "sft" else {}
+    cases, omit = list(read_cases(paths.cases(block.data), task)), profile.omit if profile.method == "sft" else {}
     rows = [
         {"case": row.case.id, "mode": row.mode, "omit": sorted(omitted(row.case, omit, block.seed))}
         for row in training_stream(params, version, cases)
     ]
+    oracles = {} if profile.method == "sft" else identities(task, params.reward(version), paths.base(block.task))
     found = {"rows": digest(rows), "environment": determinism.record(), "inputs": inputs}
-    reward = None if profile.method == "sft" else params.reward(version)
-    if reward and (oracles := identities(task, reward, paths.base(block.task))):
-        found["oracles"] = oracles
+    spec = asked(params, version) | found | ({"oracles": oracles} if oracles else {})
     # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
-    return json.loads(canonical_json(asked(params, version) | found)), rows
+    return json.loads(canonical_json(spec)), rows
 
 
 def asked(params: "Params", version: str) -> dict[str, Any]:
-    """What params.yaml says of an adapter, as its spec has it.
-
-    What a recipe may leave out stands in the spec where it does not, so that older specs keep their digests.
-    """
+    """What params.yaml says of an adapter, as its spec has it: of what a recipe may leave out, what it does not."""
     block = params.versions[version]
     profile = params.profiles[block.profile]
     spec = {
@@ -169,23 +163,6 @@ def asked(params: "Params", version: str) -> dict[str, Any]:
         "placebo": profile.placebo if profile.method == "grpo" else "",
     }
     return spec | {key: value for key, value in optional.items() if value}
-
-
-def trained_otherwise(params: "Params", version: str) -> str | None:
-    """What params.yaml says otherwise than the adapter that is here was trained with, such as `trainer.lr`; None if
-    nothing. What either does not name, as a field that came later, is no difference."""
-    spec = read_manifest(paths.adapter(version)).spec
-    return _differing(json.loads(canonical_json(asked(params, version))), spec)
-
-
-def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str | None:
-    for key in sorted(now.keys() & then.keys()):
-        if isinstance(now[key], dict) and isinstance(then[key], dict):
-            if found := _differing(now[key], then[key], f"{at}{key}."):
-                return found
-        elif now[key] != then[key]:
-            return f"{at}{key}"
-    return None
 
 
 def manifest_fields(spec: dict[str, Any]) -> dict[str, Any]:

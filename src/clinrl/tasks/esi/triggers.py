@@ -113,8 +113,8 @@ _NOT_YET = re.compile(
     r"(?: (?:an?|early|emergent|the|urgent)){0,2} ?$"
 )
 """What has not been done before arrival: "may need intubation"."""
-_TOLD_TIMES = re.compile(r" (?:x ?[2-9]|twice|[2-9] times|several times)(?! (?:attempts?|by|en|in|on)\b)")
-_TOLD_HISTORY = re.compile(r"\b(?:pmhx?|pmh/x|psh|hx|history)\b[^.;]*$")
+_SEVERAL_TIMES = re.compile(r" (?:x ?[2-9]|twice|[2-9] times|several times)(?! (?:attempts?|by|en|in|on)\b)")
+_IN_HISTORY = re.compile(r"\b(?:pmhx?|pmh/x|psh|hx|history)\b[^.;]*$")
 """Together a history: "PMH asthma, intubated x2"."""
 _PREVIOUSLY = re.compile(r"\bpreviously(?: [a-z]+){0,2} ?$")
 _HISTORY_AFTER = re.compile(
@@ -203,7 +203,7 @@ def _reports(narrative: str, stems: tuple[_Stem, ...]) -> bool:
 def _stands(stem: _Stem, before: str, after: str) -> bool:
     if stem.undone.match(after) or _HISTORY_AFTER.match(after) or _SOMEBODY_ELSE.search(before):
         return False
-    if _TOLD_TIMES.match(after) and _TOLD_HISTORY.search(before):
+    if _SEVERAL_TIMES.match(after) and _IN_HISTORY.search(before):
         return False
     if _negated(stem, before, after) or (stem in _DONE_INTERVENTION and _NOT_YET.search(before)):
         return False
