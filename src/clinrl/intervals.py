@@ -185,8 +185,8 @@ class Spread:
 
         The two parts are added as legs of a right angle are, each with a Student's t of its own (after Howe 1974).
         """
-        runs, df = math.fsum(part for part, _ in self.runs), _welch(self.runs)
-        of_cases, of_runs = students(level, [self.cases_df, df])
+        runs = math.fsum(part for part, _ in self.runs)
+        of_cases, of_runs = students(level, [self.cases_df, welch(self.runs)])
         return math.sqrt(float(of_cases) ** 2 * self.cases + float(of_runs) ** 2 * runs)
 
 
@@ -197,10 +197,9 @@ def students(level: float, freedom: Any) -> Any:
     return t.isf(level / 2, freedom)
 
 
-def _welch(parts: Sequence[tuple[float, float]]) -> float:
-    """Degrees of freedom of a sum of variances (Welch 1947)."""
-    squares = math.fsum(part**2 / df for part, df in parts)
-    return math.fsum(part for part, _ in parts) ** 2 / squares if squares else 1.0
+def welch(parts: Sequence[tuple[Any, float]]) -> Any:
+    """Degrees of freedom of a sum of variances, or of arrays of them (Welch 1947); 1 of none."""
+    return sum(part for part, _ in parts) ** 2 / sum(part**2 / df for part, df in parts) if parts else 1.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clinrl.intervals import LEVEL, Spread, students
+from clinrl.intervals import LEVEL, Spread, students, welch
 from clinrl.types import Estimate
 
 TARGET = 0.8
@@ -54,8 +54,7 @@ def power(design: Design, effect: float) -> float:
 def detectable(design: Design) -> float | None:
     """The smallest difference, above 0, that is significant with a probability of 80%; None if no possible one is."""
     found = _found(design.spread(0.0).runs, design.alpha)
-    shown = lambda effect: _shown(design.spread(effect), effect, design.alpha, found)  # noqa: E731
-    return _least(shown, design.discordant)
+    return _least(lambda effect: _shown(design.spread(effect), effect, design.alpha, found), design.discordant)
 
 
 def detectable_from(spread: Spread, alpha: float, tests: int = 1) -> float | None:
@@ -89,9 +88,8 @@ def _found(runs: Sequence[tuple[float, float]], alpha: float) -> Any:
     count = QUANTILES[len(runs) - 1]
     places = (numpy.arange(count) + 0.5) / count
     parts = numpy.meshgrid(*(part * chi2.ppf(places, df) / df for part, df in runs))
-    total = sum(parts)
-    freedom = total**2 / sum(part**2 / df for part, (_, df) in zip(parts, runs, strict=True))
-    return (students(alpha, freedom) ** 2 * total).ravel()
+    freedom = welch([(part, df) for part, (_, df) in zip(parts, runs, strict=True)])
+    return (students(alpha, freedom) ** 2 * sum(parts)).ravel()
 
 
 def _shown(spread: Spread, effect: float, alpha: float, found: Any) -> float:

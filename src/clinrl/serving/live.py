@@ -181,7 +181,7 @@ class Live:
         self._lost = {digest: self._lost.get(digest, now) for digest in self._open if digest not in named}
         for digest in [digest for digest, at in self._lost.items() if now - at > self._keep_s]:
             version = self._open.pop(digest)  # first: what is closed by half may not be used again
-            del self._lost[digest]
+            del self._lost[digest], self._intact[digest]
             try:
                 self._backend.close(digest)
             except Refused as error:
