@@ -181,6 +181,13 @@ def test_a_missing_params_file_exits_with_2(tmp_path, monkeypatch, capsys):
     assert "clinrl: params.yaml does not exist" in capsys.readouterr().err
 
 
+def test_a_folder_that_was_deleted_is_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert cli.main(["check"]) == 1
+    assert capsys.readouterr().err == "clinrl: the folder in which this was started is deleted; start it in another\n"
+
+
 @pytest.mark.parametrize(
     "arguments", [["--params", "b.yaml", "dataset", "esi-d1"], ["dataset", "esi-d1", "--params", "b.yaml"]]
 )

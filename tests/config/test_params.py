@@ -365,6 +365,8 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("rebuilders", [KEYS[0]], ("rebuilders is [", "must be a mapping")),
     ("gates/esi/limits/kappa", {"min": {"embedded": 0.5, "full": 0.5}, "paired": True}, ("there is no change",)),
     ("schedules/esi/cron", "at noon", ("schedules.esi.cron is 'at noon'", "five fields")),
+    ("schedules/esi/cron", "61 3 * * 1", ("schedules.esi.cron is '61 3 * * 1': bad minute",)),
+    ("schedules/esi/cron", "0 3 30 2 *", ("schedules.esi.cron is '0 3 30 2 *': bad day-of-month",)),
     ("schedules/esi/timezone", "Mars/Olympus", ("schedules.esi.timezone is 'Mars/Olympus'", "'UTC'")),
     ("schedules/esi/answer_within_s", 0, ("schedules.esi.answer_within_s is 0",)),
     ("gates", {}, ("schedules: 'esi' is not a task with a gate",)),
@@ -393,6 +395,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (PLAN + "budget/looks", 0, ("plans.esi.budget.looks is 0",)),
     # names
     ("datasets/Esi_D1", VALID["datasets"]["esi-d1"], ("datasets.Esi_D1 is not a name", "must match")),
+    ("modes/summary", VALID["modes"]["think"], ("modes.summary is a reserved name",)),
     ("modes/../x", VALID["modes"]["think"], ("not a name",)),
     ("versions/v", VALID["versions"]["v1"], ("versions.v is not a name",)),
     ("versions/" + "v" * 42, VALID["versions"]["v1"], ("is not a name",)),

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clinrl import paths
+from clinrl.errors import ArtefactError
 from clinrl.watching import store
 from clinrl.watching.counts import Counts
 
@@ -55,3 +56,19 @@ def test_the_file_is_private_and_each_has_a_key_of_its_own() -> None:
         assert paths.watched(model).stat().st_mode & 0o077 == 0
     with store._opened("esi") as one, store._opened("imaging") as other:
         assert one.execute("SELECT id FROM answers").fetchone() != other.execute("SELECT id FROM answers").fetchone()
+
+
+@pytest.mark.parametrize("damaged", ["first", "last"])
+def test_a_damaged_file_is_named_and_kept(damaged: str) -> None:
+    store.add("esi", "v", Counts(KEYS), {f"id-{n}": ("think", "1") for n in range(999)}, 90)
+    path = paths.watched("esi")
+    content = path.read_bytes()
+    zeros = bytes(4096)
+    path.write_bytes(zeros + content[4096:] if damaged == "first" else content[:8192] + zeros * (len(content) // 4096 - 2))
+    held = path.read_bytes()
+    with pytest.raises(ArtefactError, match=r"\.clinrl/watched/esi\.sqlite is damaged \(.+\); restore it from a backup"):
+        for _ in range(2):
+            store.days("esi", "v")
+            store.match("esi", {"id-1": "1"})
+            store.add("esi", "v", Counts(KEYS), {f"id-{n}": ("think", "1") for n in range(1999)}, 90)
+    assert path.read_bytes() == held

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from clinrl.cli.commands import COMMANDS
@@ -28,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser().error("-- may stand once")
         arguments = vars(parser().parse_args(words))
         starter.follow()
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise Refused("the folder in which this was started is deleted; start it in another") from None
         try:
             return _run(arguments)
         except ModuleNotFoundError as error:

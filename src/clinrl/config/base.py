@@ -20,6 +20,8 @@ RESERVED = (
     "protocol",
 )  # fmt: skip
 """Folders of data/reports that are not about one version."""
+RESERVED_MODES = ("alarms", "summary")
+"""Files of a version's reports beside those of its modes."""
 
 _PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
 """No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""

@@ -4,14 +4,16 @@ A `Params` object is therefore always sound, and a stage looks up what it names 
 names the key, the value and what is allowed.
 """
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from clinrl.config import change_plan, full, schema
-from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_all, check_known, sentence
+from clinrl.config.base import RESERVED, RESERVED_MODES, Name, People, Scale, Section, check_all, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.comparisons import Comparison, Rival, check_comparisons
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
@@ -65,6 +67,8 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _references(self) -> "Params":
+        if reserved := sorted(self.modes.keys() & RESERVED_MODES):
+            raise ParamsError(f"modes.{reserved[0]} is a reserved name: a mode is not called {' or '.join(RESERVED_MODES)}")
         for task, base in self.bases.items():
             check_known("bases", task, task_names(), "a task")
             _check_turns(f"bases.{task}.embedded", task, base.embedded)
@@ -386,8 +390,12 @@ class Params(Section):
 
 
 def _check_cron(at: str, cron: str) -> None:
-    if len(cron.split()) != 5:
+    if len(cron.split()) != 5:  # CronSim takes one of seconds too, Prefect nicknames such as @daily
         raise ParamsError(f"{at}.cron is {cron!r}; it needs five fields, as in '0 3 * * 1'")
+    try:
+        CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise ParamsError(f"{at}.cron is {cron!r}: {str(error).lower()}; write it as in '0 3 * * 1'") from None
 
 
 def _check_turns(at: str, task: str, block: Any) -> None:

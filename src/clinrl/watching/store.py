@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from clinrl import paths
+from clinrl.errors import ArtefactError
 from clinrl.watching.counts import LABELLED, Counts
 
 _TABLES = """
@@ -26,16 +27,25 @@ _ADD = "INSERT INTO counts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET n = 
 
 @contextmanager
 def _opened(model: str) -> Iterator[sqlite3.Connection]:
-    """The file of a model, for one transaction: all of it is written, or nothing."""
+    """The file of a model, for one transaction: all of it is written, or nothing. Raises ArtefactError if it is damaged."""
     path = paths.watched(model)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
-    with closing(sqlite3.connect(path, timeout=60)) as connection:
-        connection.executescript(_TABLES)
-        (salt,) = connection.execute("SELECT salt FROM secret").fetchone()
-        connection.create_function("key", 1, lambda ident: hmac.new(salt, ident.encode(), hashlib.sha256).hexdigest())
-        with connection:
-            yield connection
+    try:
+        with closing(sqlite3.connect(path, timeout=60)) as connection:
+            connection.executescript(_TABLES)
+            (salt,) = connection.execute("SELECT salt FROM secret").fetchone()
+            connection.create_function(
+                "key", 1, lambda ident: hmac.new(salt, ident.encode(), hashlib.sha256).hexdigest()
+            )
+            with connection:
+                yield connection
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise
+        raise ArtefactError(
+            f"{path} is damaged ({error}); restore it from a backup, or move it away: counts then begin anew"
+        ) from None
 
 
 def today() -> int:
