@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ruamel.yaml import YAML
 
 import dolls
 import toys
-from bench import demo, grpo_step, threads
+from bench import demo, grpo_step, repro, threads
 from bench import run as bench_run
 from clinrl.config.params import load_params
 from clinrl.models import bases
@@ -42,7 +43,7 @@ TOYS = {
     },
 }
 """What makes a measurement small, by script: those that print their rows and need nothing but a project."""
-ALONE = {"rewards", "threads", "overhead", "grpo_step", "demo"}
+ALONE = {"rewards", "threads", "overhead", "grpo_step", "demo", "repro"}
 """Those that have a test of their own."""
 
 
@@ -147,6 +148,49 @@ def test_a_demo_that_changes_what_git_holds_is_told(tmp_path):
         demo.check_unchanged(tmp_path)
 
 
+LOCK = {
+    "base@esi": {"outs": [{"path": "data/bases/esi", "md5": "b"}]},
+    "dataset@esi-d1": {"outs": [{"path": "data/cases/esi-d1", "md5": "d"}]},
+    "train@v1": {
+        "deps": [{"path": "data/bases/esi"}, {"path": "data/cases/esi-d1"}],
+        "outs": [{"path": "data/adapters/v1", "md5": "v"}],
+    },
+    "base@audit": {"outs": [{"path": "data/bases/audit", "md5": "a"}]},
+}
+"""Of a project with two tasks."""
+
+
+def test_a_whole_task_is_timed_from_nothing_and_goes_on_after_an_interrupt(tmp_path, monkeypatch):
+    source, folder, journal = tmp_path / "source", tmp_path / "work", tmp_path / "work.jsonl"
+    for path in ("data/bases/esi/model", "data/cases/esi-d1/cases", "data/adapters/v1/adapter", "params.yaml"):
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text("made\n")
+    YAML(typ="safe").dump({"schema": "2.0", "stages": LOCK}, source / "dvc.lock")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *words], cwd=source, check=True)
+    repro.begun(folder, source)
+    assert [path.name for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts] == ["params.yaml"]
+
+    script = "import sys, time; time.sleep(0.1)\nfor line in sys.argv[2:]: print(line + ' took 1.5 s', flush=True)\n"
+    script += "time.sleep(0.1); sys.exit(int(sys.argv[1]))"
+    for code, stages in ((3, ["base@esi"]), (0, ["train@v1", "train@v2"])):
+        monkeypatch.setattr(repro, "COMMAND", (sys.executable, "-c", script, str(code)))
+        with nullcontext() if not code else pytest.raises(SystemExit, match="ended with 3; the same command goes on"):
+            repro.spend(folder, stages, journal)
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [line.get("stage") for line in lines] == ["base@esi", None, "train@v1", "train@v2", None]
+    assert sum(line["since_s"] for line in lines) > 0.4
+    (_, whole, unit, note), *parts = repro.rows("esi", [line | {"since_s": 60} for line in lines])
+    assert (whole, unit, note) == (5, "min", "3 stages, two at once; interrupts: 1")
+    assert [part[:2] for part in parts] == [("dvc repro, esi, train", 3), ("dvc repro, esi, base", 1.5)]
+
+
+def test_what_a_task_has_is_held_against_what_is_recorded():
+    assert repro.targets(LOCK, "esi") == ["base@esi", "train@v1"]
+    made = LOCK | {"train@v1": {"outs": [{"path": "data/adapters/v1", "md5": "other"}]}}
+    assert repro.equal("esi", made, LOCK)[1:] == (1, "outputs", "of 2")
+
+
 @pytest.mark.slow
 def test_a_step_beside_busy_processes_is_measured(project):
     assert all(value > 0 for value in by_name(threads.measured(1, 1)).values())
@@ -164,9 +208,9 @@ def test_flows_are_measured_on_the_project_with_some_of_its_versions(tmp_path):
 
 
 def test_every_benchmark_is_one_that_runs_by_itself():
-    assert {f"{name}.py" for name in ALONE | set(TOYS)} == set(bench_run.SCRIPTS)
     scripts = {path.name for path in bench_run.HERE.glob("*.py")}
-    measured = {*bench_run.SCRIPTS, *bench_run.BY_NAME}
+    measured = {name.split()[0] for name in bench_run.SCRIPTS + bench_run.BY_NAME}
+    assert {f"{name}.py" for name in ALONE | set(TOYS)} == measured - {"arms.py"}
     assert measured <= scripts
     assert scripts - measured == {"run.py", "alarms.py", "judges.py"}  # these write pages of their own
     assert math.isfinite(sum(row["value"] for record in bench_run.recorded().values() for row in record["rows"]))

@@ -1,4 +1,4 @@
-"""`dvc repro` of all that a task has, from nothing: its base is trained, its data drawn, each version trained and examined.
+"""`dvc repro` of all that a task has, from nothing: base, data, and each version with its exam and comparisons.
 
 It takes hours. An interrupt ends it, and the same command goes on with what was begun, in build/repro-<task>: the time
 between is not counted. How many files `dvc.lock` records too is a row: on a processor of another maker than the
@@ -16,8 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from demo import TOOK
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.demo import TOOK
 from clinrl.provenance import lock
 
 ROOT = Path(__file__).parents[2]
@@ -73,8 +73,11 @@ def rows(task: str, lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     count = Counter(line["stage"].split("@")[0] for line in lines if "stage" in line)
     whole = sum(line["since_s"] for line in lines)
     pauses = sum("stage" not in line for line in lines) - 1
-    note = f"{count.total()} stages, two at once" + f", interrupted {pauses} times" * bool(pauses)
-    parts = ((f"dvc repro, {task}, {kind}", round(time_s, 1), "s", f"{count[kind]} stages") for kind, time_s in spent.most_common())
+    note = f"{count.total()} stages, two at once" + f"; interrupts: {pauses}" * bool(pauses)
+    parts = (
+        (f"dvc repro, {task}, {kind}", round(time_s, 1), "s", f"{count[kind]} stages")
+        for kind, time_s in spent.most_common()
+    )
     return [(f"dvc repro, {task}, from nothing", round(whole / 60, 1), "min", note), *parts]
 
 

@@ -45,8 +45,8 @@ SCRIPTS = (
 )
 
 
-BY_NAME = ("arms.py",)
-"""Those that are run by their names alone: they need servers that are no libraries."""
+BY_NAME = ("arms.py", "repro.py audit", "repro.py esi", "repro.py imaging")
+"""Those that are run by their names alone: they need servers that are no libraries, or hours."""
 
 
 def main(names: list[str]) -> int:
@@ -59,7 +59,9 @@ def main(names: list[str]) -> int:
     for script in names or SCRIPTS:
         print(f"{script} ...", file=sys.stderr)
         found = machine()
-        done = subprocess.run([sys.executable, str(HERE / script)], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        file, *words = script.split()
+        command = [sys.executable, str(HERE / file), *words]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
         before = {row["what"]: row["value"] for row in kept.get(script, {}).get("rows", ())}
         printed = json.loads(done.stdout.splitlines()[-1])
         kept[script] = {"machine": found, "rows": [dict(zip(ROW, row, strict=True)) for row in printed]}

@@ -68,7 +68,8 @@ class Params(Section):
     @model_validator(mode="after")
     def _references(self) -> "Params":
         if reserved := sorted(self.modes.keys() & RESERVED_MODES):
-            raise ParamsError(f"modes.{reserved[0]} is a reserved name: a mode is not called {' or '.join(RESERVED_MODES)}")
+            names = " or ".join(RESERVED_MODES)
+            raise ParamsError(f"modes.{reserved[0]} is a reserved name: a mode is not called {names}")
         for task, base in self.bases.items():
             check_known("bases", task, task_names(), "a task")
             _check_turns(f"bases.{task}.embedded", task, base.embedded)

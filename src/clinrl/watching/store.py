@@ -27,7 +27,10 @@ _ADD = "INSERT INTO counts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET n = 
 
 @contextmanager
 def _opened(model: str) -> Iterator[sqlite3.Connection]:
-    """The file of a model, for one transaction: all of it is written, or nothing. Raises ArtefactError if it is damaged."""
+    """The file of a model, for one transaction: all of it is written, or nothing.
+
+    Raises ArtefactError if it is damaged.
+    """
     path = paths.watched(model)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
