@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from processes import eventually, free_port, is_free
@@ -52,7 +53,7 @@ class Plant:
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, *, flows: bool = True) -> None:
         """`flows`: whether Prefect is started too."""
-        self.folder, self.stack = folder, stack
+        self.folder, self.stack, self.started = folder, stack, dict[str, subprocess.Popen[bytes]]()
         self.ports = {name: free_port() for name in ("postgres", "s3", "prefect", "mlflow")}
         for name in ("prefect", "mlflow", "s3"):
             (folder / name).mkdir()
@@ -111,7 +112,12 @@ class Plant:
         env = self.env | {"PATH": path} | more.pop("env", {})
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=env, **more)
         self.stack.callback(end, process)
+        self.started[name] = process
         return process
+
+    def processor_s(self) -> dict[str, float]:
+        """Seconds of processor time of each process that was started last under its name, with all that it started."""
+        return {name: sum(map(_processor_s, _family(process.pid))) for name, process in self.started.items()}
 
     def answers(self, name: str, process: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
         """Wait until something listens on the port of a process that was started."""
@@ -176,6 +182,19 @@ class Plant:
             [*alone, "prefect", "worker", "start", "--pool", "clinrl", "--name", name, "--limit", "1"],
             name, cwd=home, env={**self.client, **own, "PREFECT_WORKER_QUERY_SECONDS": "2"},
         )  # fmt: skip
+
+
+def _family(pid: int) -> Iterator[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        first = psutil.Process(pid)
+        yield from (first, *first.children(recursive=True))
+
+
+def _processor_s(process: psutil.Process) -> float:
+    """With that of its children who have ended and were waited for."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return sum(process.cpu_times()[:4])
+    return 0.0
 
 
 def end(process: "subprocess.Popen[bytes]", number: int = signal.SIGTERM) -> None:

@@ -34,8 +34,11 @@ ARMS = tuple(
 """Four published reward designs and four corrected ones, one seed each."""
 
 
-def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, dict[str, str]]:
-    """How long it takes so many workers to build versions (s), and DVC's digests of what they made, by path."""
+def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, dict[str, str], dict[str, float]]:
+    """How long it takes so many workers to build versions (s), and DVC's digests of what they made, by path.
+
+    And the processor time of each process (s).
+    """
     folder.mkdir()
     with ExitStack() as stack:
         servers = plant.Plant(folder, stack)
@@ -50,12 +53,16 @@ def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, di
             servers.worker(f"worker-{number}", processor=number)
         what = load_params(checkout / "params.yaml").versions[names[0]].task
         begun = time.perf_counter()
-        if code := servers.build(what, checkout).wait():
-            raise SystemExit(f"the build ended with {code}: {(folder / 'build.log').read_text()[-4000:]}")
+        build = servers.build(what, checkout)
+        while build.poll() is None:
+            spent = servers.processor_s()  # of the build too, so before it ends
+            time.sleep(1)
         took = time.perf_counter() - begun
+        if build.returncode:
+            raise SystemExit(f"the build ended with {build.returncode}: {(folder / 'build.log').read_text()[-4000:]}")
         plant.run("git", "pull", "-q", "origin", f"built/{what}", cwd=checkout, env=servers.env)
         stages = [f"{kind}@{name}" for name in names for kind in ("train", "evaluate")]
-        return took, lock.outputs(lock.read(checkout / "dvc.lock"), stages)
+        return took, lock.outputs(lock.read(checkout / "dvc.lock"), stages), spent
 
 
 def main() -> None:
@@ -66,19 +73,32 @@ def main() -> None:
         raise SystemExit("arms.py needs two processors")
     took: dict[int, float] = {}
     made: dict[int, dict[str, str]] = {}
+    spent: dict[int, dict[str, float]] = {}
     for workers in (1, 2):
         with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder:
-            took[workers], made[workers] = built(Path(folder) / "team", ARMS, workers)
-        print(f"{workers} workers: {took[workers]:.0f} s", file=sys.stderr, flush=True)
+            took[workers], made[workers], spent[workers] = built(Path(folder) / "team", ARMS, workers)
+        parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in spent[workers].items())
+        print(f"{workers} workers: {took[workers]:.0f} s; processor time: {parts}", file=sys.stderr, flush=True)
     if differing := sorted(path for path in made[1].keys() | made[2].keys() if made[1].get(path) != made[2].get(path)):
         raise SystemExit(f"two workers made another {differing[0]} than one; {len(differing)} differ")
     recorded = lock.outputs(lock.read(ROOT / "dvc.lock"))
     equal = sum(recorded.get(path) == digest for path, digest in made[2].items())
+    works, serves = (
+        sum(seconds for name, seconds in spent[2].items() if name.startswith("worker-") == is_worker)
+        for is_worker in (True, False)
+    )
     note = f"{len(ARMS)} arms of imaging, a processor each; two workers' files are those of one"
     rows = [
         ("imaging's arms, one worker", round(took[1], 1), "s", note),
         ("imaging's arms, two workers", round(took[2], 1), "s", note),
         ("imaging's arms, one worker against two", round(took[1] / took[2], 2), "ratio", note),
+        ("imaging's arms, processor time of two workers", round(works, 1), "s", "all that they started"),
+        (
+            "imaging's arms, processor time of servers beside them",
+            round(serves, 1),
+            "s",
+            "and of the build, which registers",
+        ),
         ("imaging's arms, files as dvc.lock records them", equal, "files", f"of {len(made[2])}"),
     ]
     print(json.dumps(rows))
