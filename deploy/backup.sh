@@ -101,8 +101,12 @@ check() {
 restore_backup() {
     [[ $store != sqlite:* || ! -e ${store#sqlite:///} ]] || fail "${store#sqlite:///} exists; move it away first"
     ! holds "$artifacts" || fail "$artifacts is not empty; move it away first"
-    [[ ! -e $audit_log ]] || cmp -s -n "$(stat -c %s "$audit_log")" "$audit_log" "$folder/checkout/$audit_log" ||
-        fail "$audit_log has lines that the backup has not; move it away if the backup is right"
+    local later= saved=$folder/checkout/$audit_log
+    if [[ -e $audit_log ]] && ! cmp -s -n "$(stat -c %s "$audit_log")" "$audit_log" "$saved"; then
+        [[ ! -e $saved ]] || cmp -s -n "$(stat -c %s "$saved")" "$saved" "$audit_log" ||
+            fail "$audit_log has lines that the backup has not, and the backup has others; move it away if the backup is right"
+        later=1
+    fi
     [[ ! -e $keys/signing.pub ]] || cmp -s "$keys/signing.pub" "$folder/checkout/$keys/signing.pub" ||
         fail "$keys holds the key of another checkout; move it away, and trust it with \`clinrl keys trust\` afterwards"
     [[ -z $(find "$folder/" -type l -print -quit) ]] || fail "$folder holds a link, which no backup does; nothing was restored"
@@ -117,7 +121,7 @@ restore_backup() {
     esac
     copy "$folder/artifacts" "$artifacts"
     copy "$folder/dvc" "$files"
-    [[ ! -e $folder/checkout/$audit_log ]] || { mkdir -p "${audit_log%/*}" && cp "$folder/checkout/$audit_log" "$audit_log"; }
+    [[ $later || ! -e $saved ]] || { mkdir -p "${audit_log%/*}" && cp "$saved" "$audit_log"; }
     local path there=()
     for path in "${kept[@]}" "$keys/signing.pem" "$watched"; do  # and nothing else that lies there
         [[ ! -e $folder/checkout/$path ]] || there+=("$path")
@@ -126,6 +130,8 @@ restore_backup() {
     for path in "$folder/checkout/$keys/trusted"/*.pub; do
         [[ ! -f $path ]] || echo "clinrl: signatures of $(basename "$path" .pub) count here, as in the backup" >&2
     done
+    [[ ! $later ]] ||
+        echo "clinrl: $audit_log is younger than the backup and stays; register what was promoted since, and see docs/operations.md" >&2
     echo 'clinrl: restored; `dvc checkout` or `dvc pull` brings the files, `clinrl lineage NAME` checks them' >&2
 }
 

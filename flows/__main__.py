@@ -109,9 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         determinism.pin()
         task = check(arguments)
         servers.configure()
-        if servers.is_configured():
-            return _run(name, arguments)
-        with at_work(task, f"flows {name} {arguments.get('name', task)}"):
+        # Stages find their turn by a server's slots. Two that decide would spend one budget twice.
+        is_alone = not servers.is_configured() or name in ("release", "retrain")
+        with at_work(task, f"flows {name} {arguments.get('name', task)}") if is_alone else nullcontext():
             return _run(name, arguments)
 
     return exit_code_of(run)
@@ -153,7 +153,7 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         module = import_module(f"flows.{name}")  # a second, while the server starts
         approver = arguments.pop("approver", None)
-        flow = getattr(module, name) if approver is None else module.approved_by(approver)
+        flow = module.approved_by(approver) if name in ("release", "retrain") else getattr(module, name)
         from flows import runs
 
         if server is not None:

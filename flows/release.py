@@ -29,6 +29,7 @@ from clinrl.release.standing import champion_of, check_unchanged, is_champion, o
 from clinrl.signing import approval as approvals
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
+from flows.turns import at_work
 
 REFUSED, NOT_APPROVED = "Refused", "Not approved"
 """How a release ends that changes nothing: the gate said no, or nobody said yes. Neither is an error."""
@@ -59,12 +60,18 @@ def approved_by(approver: str | None) -> Flow[[str], State[None]]:
     return release
 
 
-release = approved_by(None)
+@flow(name="release", flow_run_name="release-{name}")
+def release(name: str) -> State[None]:
+    """The same on a server: no other flow may work on the task here meanwhile, since both would spend one budget."""
+    runs.begin()
+    params = load_params()
+    with at_work(params.model(name).task.name, f"a release of {name}"):
+        return carry_out(params, name, None)
 
 
 def carry_out(params: Params, name: str, approver: str | None) -> State[None]:
     """Release a version or a merge; the state says how it ended. One that is champion already is only merged."""
-    if not is_champion(params, name):
+    if releases.settle(params, name) is None:
         decision = steps.decide(name)
         pages.show_decision(decision)
         if not decision.promote:
@@ -75,8 +82,6 @@ def carry_out(params: Params, name: str, approver: str | None) -> State[None]:
             return Completed(name=NOT_APPROVED, message=f"{name} was not approved: {reason}")
         check_unchanged(params, name)
         steps.promote(name, decision, approval)
-    else:
-        releases.settle(params, name)
     standings = [outcome(params, name), *(full_model(params, fold, name) for fold in folds(params, name))]
     return Completed(message="; ".join(filter(None, standings)))
 
@@ -87,9 +92,7 @@ def full_model(params: Params, fold: str, version: str) -> str | None:
     The approval of the version holds for it.
     """
     build(params, fold)
-    if is_champion(params, fold):
-        releases.settle(params, fold)
-    elif outcome(params, fold) is None:
+    if (releases.settle if is_champion(params, fold) else outcome)(params, fold) is None:
         decision = steps.decide(fold)
         pages.show_decision(decision)
         if decision.promote:

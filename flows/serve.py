@@ -90,7 +90,8 @@ def run() -> None:
 
     if code := exit_code_of(lambda: sweep() or 0):
         sys.exit(code)
-    runner = Runner(pause_on_shutdown=False)
+    # Without a limit: trainings wait for a slot, releases for a person, and a rollback must not wait behind them.
+    runner = Runner(pause_on_shutdown=False, limit=None)
     # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
     runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)  # type: ignore[method-assign]
     for deployment in deployments(load_params()):

@@ -157,6 +157,18 @@ def test_it_brings_counts_back_and_nothing_that_somebody_laid_into_it(project: P
         assert held.execute("select n from counts").fetchall() == [(7,)]
 
 
+@pytest.mark.slow
+def test_a_log_of_git_that_is_younger_than_the_backup_stays(project: Path, tmp_path: Path) -> None:
+    assert script("make", str(tmp_path / "backup")).returncode == 0
+    promotion.refuse(champions.params(), promotion.decide(champions.params(), "v2"), "not this week")
+    log = paths.audit_log().read_bytes()
+    shutil.rmtree("mlruns")
+    done = script("restore", str(tmp_path / "backup"))
+    assert done.returncode == 0, done.stderr
+    assert "clinrl: data/reports/decisions.jsonl is younger than the backup and stays" in done.stderr
+    assert paths.audit_log().read_bytes() == log
+
+
 def longer() -> None:
     paths.audit_log().write_text("{}\n")
 

@@ -202,7 +202,9 @@ def test_the_second_flow_of_a_task_is_told_who_is_at_work(
         return 0
 
     monkeypatch.setattr(command, "_run", begun)
-    assert [command.main(["retrain", "esi"]) for _ in range(2)] == [0, 0]
+    assert command.main(["retrain", "esi"]) == 0
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")  # on a server too: two would spend one budget
+    assert command.main(["retrain", "esi"]) == 0
     assert codes == [75] * 4
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -65,6 +65,35 @@ def members(group: int) -> list[str]:
     listed = subprocess.run(["ps", "-eo", "sess=,pgid=,stat=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 3) for line in listed.stdout.splitlines()]
     return [row[3] for row in rows if str(group) in row[:2] and not row[2].startswith("Z")]
+
+
+def test_waiting_runs_keep_no_rollback_from_starting_and_old_ones_are_forgotten(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Runner:
+        def __init__(self, **given: Any) -> None:
+            assert given == {"pause_on_shutdown": False, "limit": None}
+
+        def add_deployment(self, deployment: Any) -> None:
+            served.append(deployment.name)
+
+        async def start(self) -> None:
+            served.append("started")
+
+    served: list[str] = []
+    for name in servers._SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    servers.configure()
+    import prefect.runner
+    from prefect.settings.models.server.services import ServerServicesDBVacuumSettings
+
+    monkeypatch.setattr(prefect.runner, "Runner", Runner)
+    monkeypatch.setattr(serving, "exit_code_of", lambda _: 0)
+    monkeypatch.setattr("flows.runs.sweep", lambda _: None)
+    monkeypatch.setattr("prefect.get_client", lambda **_: nullcontext())
+    serving.run()
+    assert served == ["esi", "by-hand", "by-hand", "started"]
+    assert ServerServicesDBVacuumSettings().enabled_vacuum_types >= {"events", "flow_runs"}
 
 
 @pytest.fixture

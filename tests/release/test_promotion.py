@@ -11,10 +11,11 @@ import examined
 import locks
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.cli import registry_commands
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, promotion, standing
-from clinrl.signing import approval
+from clinrl.signing import approval, keys
 from clinrl.signing.keys import keyring
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -581,3 +582,24 @@ def test_a_champion_may_be_asked_that_was_approved_or_brought_back_and_no_other(
     paths.audit_log().write_text(log.replace(ADA, "Eve", 1))
     with pytest.raises(ArtefactError, match=r"decisions\.jsonl"):
         check()
+
+
+@after("v1")
+def test_after_a_change_of_keys_the_champion_is_approved_anew(params):
+    """As SECURITY.md says how: the old line is trusted, which makes nobody an approver."""
+    old = keys.keyring()[keys.OURS]
+    for file in (keys.PUBLIC, keys.PRIVATE):
+        file.unlink()
+    keys.init()
+    keys.trust("Before", old)
+    held, before = versions.holder("esi", "champion"), versions.holder("esi", "previous")
+    with pytest.raises(SignatureError):
+        standing.check_servable(params, held, "champion")
+    count = len(kinds())
+    for _ in range(2):  # the second changes nothing
+        registry_commands.promote(params, "v1", approver=ADA)
+        standing.check_servable(params, versions.holder("esi", "champion"), "champion")
+    assert kinds()[count:] == ["decision", "approval", "promotion"]
+    assert (champion(), versions.holder("esi", "previous")) == ("v1", before)
+    promotion.rollback(params, "esi", approver=ADA)
+    assert champion() == "v2"

@@ -17,6 +17,7 @@ from clinrl.errors import EngineError, RegistryError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release.standing import check_servable
+from clinrl.serving import backends
 from clinrl.serving import live as live_module
 from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
@@ -167,6 +168,59 @@ def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project
     assert "v2 was refused by its gate, or trained on a waiver, and is no candidate" in said
     with pytest.raises(RegistryError, match=r"there is nothing to serve: .* `clinrl versions esi` lists what there is"):
         live.check()
+
+
+def test_the_champion_that_was_approved_is_served_until_the_lines_of_the_next_come(released: Any, capfd: Any) -> None:
+    """As after a scheduled promotion, whose lines are on a branch, and a restart of the server."""
+    versions.point("esi", "champion", versions.find("esi", "v2"))
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    for _ in range(3):
+        live.renew()
+        assert live.names["esi@champion"].served.name == "v1"
+    told = capfd.readouterr().err
+    assert told.count("v2 is esi@champion in the registry, and not in data/reports/decisions.jsonl") == 1
+    live.end()
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"), KeyError("lora_A")])
+def test_a_candidate_that_cannot_be_opened_hinders_no_rollback_and_is_not_copied_at_each_look(
+    released: Any, monkeypatch: Any, capfd: Any, fault: Exception
+) -> None:
+    opened = backends.opening.adapted
+
+    def adapted(model: Any, folder: Path, *, name: str) -> Any:
+        if name == versions.find("esi", "v2").digest:
+            raise fault
+        return opened(model, folder, name=name)
+
+    copies = []
+    bring = versions.bring
+    monkeypatch.setattr(backends.opening, "adapted", adapted)
+    monkeypatch.setattr(versions, "bring", lambda *words: copies.append(words[1].name) or bring(*words))
+    point("v2")
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    for _ in range(3):
+        live.renew()
+    assert live.names["esi@champion"].served.name == "v1"
+    assert copies == ["v1", "v2"]
+    assert "esi@candidate is not renewed: " in (told := capfd.readouterr().err)
+    assert ("out of memory in loading an adapter (9 GiB more were wanted)" in told) == ("CUDA" in str(fault))
+    live.end()
+
+
+def test_a_full_disk_is_not_tried_again_at_each_look(project: Any, monkeypatch: Any) -> None:
+    tries = []
+
+    def full(*_words: Any) -> Path:
+        tries.append(1)
+        threading.Event().wait(0.2)
+        raise shutil.Error("No space left on device")
+
+    monkeypatch.setattr(versions, "bring", full)
+    live = Live(project, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    live.renew()
+    assert len(tries) == 1
 
 
 def test_a_candidate_that_is_refused_while_it_serves_loses_its_name(project: Any, capfd: Any) -> None:

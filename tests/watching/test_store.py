@@ -64,9 +64,13 @@ def test_a_damaged_file_is_named_and_kept(damaged: str) -> None:
     path = paths.watched("esi")
     content = path.read_bytes()
     zeros = bytes(4096)
-    path.write_bytes(zeros + content[4096:] if damaged == "first" else content[:8192] + zeros * (len(content) // 4096 - 2))
+    path.write_bytes(
+        zeros + content[4096:] if damaged == "first" else content[:8192] + zeros * (len(content) // 4096 - 2)
+    )
     held = path.read_bytes()
-    with pytest.raises(ArtefactError, match=r"\.clinrl/watched/esi\.sqlite is damaged \(.+\); restore it from a backup"):
+    with pytest.raises(
+        ArtefactError, match=r"\.clinrl/watched/esi\.sqlite is damaged \(.+\); restore it from a backup"
+    ):
         for _ in range(2):
             store.days("esi", "v")
             store.match("esi", {"id-1": "1"})

@@ -21,7 +21,7 @@ from clinrl.analysis import baselines
 from clinrl.analysis.paired import Answers
 from clinrl.config.params import Params
 from clinrl.data.dataset import corpora
-from clinrl.errors import ArtefactError, GateError
+from clinrl.errors import ArtefactError, GateError, SignatureError
 from clinrl.evaluation.answers import load_answers, open_run
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
@@ -85,8 +85,8 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
         return held
     raise GateError(
         f"{held.name if held else 'nobody'} is the champion of {model} in the registry, and {paths.audit_log()} tells "
-        f"otherwise: the name was moved by hand, or a rollback was cut short; give `clinrl rollback {model}` again, or "
-        "move the name back in MLflow"
+        "otherwise: if a scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a "
+        f"rollback was cut short: give `clinrl rollback {model}` again, or move the name back in MLflow"
     )
 
 
@@ -169,7 +169,8 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
     `approval` is the signed approval of the decision (`clinrl.signing.approval`), or of the decision whose digest is
     `approved`: that on the very version that was folded, whose approval holds for its full model too.
 
-    Promoting the champion again changes nothing. Raises GateError if the decision is negative, is about another
+    Promoting the champion again changes nothing, unless who approved it may approve no more, as after a change of keys:
+    then it is approved anew. Raises GateError if the decision is negative, is about another
     adapter, or was made before the champion's name last moved, or if the audit file does not know how the champion
     became what it is; SignatureError if nobody who may approve signed, or if the registered model is not what was
     signed; Busy if another promotion is under way. The champion is then what it was.
@@ -186,7 +187,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         if approved:
             check_folded(params, name, approved)
         before = versions.holder(model, CHAMPION)
-        if before is not None and before.digest == entry.digest:
+        if before is not None and before.digest == entry.digest and not _lost_its_approver(params, entry):
             return _complete(params, before)
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
@@ -207,7 +208,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         _write(params, "approval", body, unless=is_recorded)
         versions.tag(entry, {"approver": approver, "decision": decision.digest, "gate": "passed"})
         _keep_answers(name, entry.digest)
-        if before is not None:
+        if before is not None and before.digest != entry.digest:
             versions.point(model, PREVIOUS, before)
         versions.point(model, CHAMPION, entry)
         return _complete(params, entry)
@@ -241,14 +242,34 @@ def check_folded(params: Params, fold: str, approved: str) -> None:
 def settle(params: Params, name: str) -> Entry | None:
     """The champion if it is what is here under this name, with its promotion completed; None if it is another.
 
-    A kill may have come between its new name and the audit file. Raises GateError if nobody approved of this champion:
-    then somebody moved the name by hand.
+    None too if who approved it may approve no more: it is to be promoted again. A kill may have come between its new
+    name and the audit file. Raises GateError if nobody approved of this champion: then somebody moved the name by hand.
     """
     model = params.model(name).registered
     mine = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
     with _moving(model):
         champion = versions.holder(model, CHAMPION)
-        return _complete(params, champion) if champion is not None and champion.digest == mine else None
+        if champion is None or champion.digest != mine:
+            return None
+        champion = _complete(params, champion)
+        return None if _lost_its_approver(params, champion) else champion
+
+
+def _lost_its_approver(params: Params, champion: Entry) -> bool:
+    """Whether whoever approved the last move of the champion's name may approve no more, by the keys that count now."""
+    last = _last_line(champion.model, audit_log.lines(params), "approval")
+    try:
+        return last is not None and approver_of(params, last) != last.body["approver"]
+    except SignatureError:
+        return True
+
+
+def approver_of(params: Params, move: audit_log.Entry) -> str:
+    """Who signed the approval of a move of the champion's name. Raises SignatureError if nobody who may approve did."""
+    body = move.body
+    turn = {key: value for key, value in body.items() if key != "approval"}
+    about = artifacts.digest(turn) if move.kind == "rollback" else body["approved"]
+    return approvals.approver_of(body["approval"], about, approvals.approvers(params))
 
 
 def _complete(params: Params, entry: Entry) -> Entry:

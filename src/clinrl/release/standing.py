@@ -10,7 +10,6 @@ from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
-from clinrl.signing import approval
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -92,9 +91,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
     moves = promotion.moves(entry.model, lines)
     promotion.check_turn(moves)
     body = moves[-1].body
-    if moves[-1].kind == "rollback":
-        about = artifacts.digest({key: value for key, value in body.items() if key != "approval"})
-    else:
+    if moves[-1].kind != "rollback":
         about = body["approved"]
         made = next((one for one in decisions if artifacts.digest(one) == body["decision"] and one["promote"]), None)
         if made is None or made["candidate_digest"] != entry.digest:
@@ -104,7 +101,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
             agreed = next((one for one in decisions if artifacts.digest(one) == about and one["promote"]), None)
             if fold is None or agreed is None or agreed["candidate"] != fold.version:
                 raise GateError(f"{log} has no passed decision on the version of which {entry.name} is made")
-    if approval.approver_of(body["approval"], about, approval.approvers(params)) != body["approver"]:
+    if promotion.approver_of(params, moves[-1]) != body["approver"]:
         raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 
 

@@ -19,7 +19,7 @@ from clinrl.artifacts import identity, read_manifest, verified
 from clinrl.config.base import Scale
 from clinrl.config.machine import Vllm
 from clinrl.errors import EngineError, Refused
-from clinrl.models import bases, engine, opening
+from clinrl.models import bases, engine, memory, opening
 from clinrl.models.chat import Completion, end_tokens
 from clinrl.models.generate import SHARED, Prompt, Sampler, window
 from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
@@ -111,7 +111,8 @@ class Local:
             qlora = bool(manifest.spec.get("qlora", False))  # as in its exam
             base = served.base_digest, qlora
             model, tokenizer = self._bases.get(base) or bases.open_base(folder / BASE, for_training=False, qlora=qlora)
-            model = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
+            with memory.place("loading an adapter", memory.larger(self._scale)):
+                model = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
             self._bases[base] = model, tokenizer  # a base is not kept that an adapter has failed to get on
             is_shared = manifest.spec.get("trainer", {}).get("generation_path") == SHARED  # as in its exam
             sampler = Sampler(model, tokenizer, shared=is_shared, scale=self._scale, place="an answer")

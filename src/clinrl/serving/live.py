@@ -19,6 +19,8 @@ from clinrl.errors import GateError, Refused, RegistryError, SignatureError
 from clinrl.models.generate import Sampler
 from clinrl.registry import versions
 from clinrl.registry.pyfunc import Served, read
+from clinrl.release import audit_log
+from clinrl.release.promotion import recorded_champion
 from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Backend
 from clinrl.signing.keys import PUBLIC, TRUSTED
@@ -69,6 +71,8 @@ class Live:
         """Under which keys a registered folder was last read, by digest, and what was wrong with it."""
         self._allowed: dict[str, tuple[object, ...]] = {}
         """What was said of a version when it was last allowed, by alias."""
+        self._recorded: tuple[object, str | None] = None, None
+        """The champion by the audit file, its digest, and the file and the keys by which it was read."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
         """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
@@ -79,7 +83,7 @@ class Live:
         self._read_params()
         for alias in ALIASES:
             try:
-                entry = versions.holder(self._model, alias)
+                entry = self._holder(alias)
                 if entry is None:
                     self._held.pop(alias, None)
                     continue
@@ -117,6 +121,23 @@ class Live:
             self._reported.pop("params", None)
         except Refused as error:
             self._say("params", f"params.yaml is not read again: {error}")
+
+    def _holder(self, alias: str) -> versions.Entry | None:
+        """Who is to be asked by an alias. As champion, whom the audit file knows as champion.
+
+        A scheduled retraining moves the name before its lines are merged: the champion before is approved until then.
+        """
+        entry = versions.holder(self._model, alias)
+        if alias != versions.CHAMPION or entry is None:
+            return entry
+        state = _state_of(paths.audit_log()), self._trusted()
+        if self._recorded[0] != state:
+            self._recorded = state, recorded_champion(self._model, audit_log.lines(self._params))
+        if (recorded := self._recorded[1]) in (None, entry.digest):
+            self._reported.pop("recorded", None)
+            return entry
+        self._say("recorded", f"{entry.name} is {self._model}@{alias} in the registry, and not in {paths.audit_log()}")
+        return versions.by_digest(self._model, str(recorded)) or entry
 
     def _trusted(self) -> object:
         """Changes with the keys that count."""
@@ -167,9 +188,11 @@ class Live:
                 sampler = self._backend.open(served, folder)
                 room, now = self._backend.room(sampler), int(time.time())
                 self._open[entry.digest] = Version(served, sampler, room, place, now)
-            except Refused as error:  # without the name of the copy, which is another each time
+            except Exception as error:  # whatever is wrong with this one, the others are served
                 self._wait[entry.digest] = time.monotonic() + 5 * (time.monotonic() - started)
-                raise RegistryError(str(error).replace(f"{place}/", "")) from error
+                told = isinstance(error, Refused | OSError)
+                reason = str(error) if told else f"it cannot be opened ({type(error).__name__})"
+                raise RegistryError(reason.replace(f"{place}/", "")) from error  # each copy has another name
             finally:
                 if entry.digest not in self._open:
                     shutil.rmtree(place, ignore_errors=True)
