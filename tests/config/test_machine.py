@@ -54,6 +54,8 @@ def test_it_may_be_absent_or_empty(tmp_path: Path) -> None:
         ("nodes: 2", "address must be set for several nodes, as host:port of this one, and for these alone"),
         ("address: a:1", "address must be set for several nodes"),
         ("nodes: 2\naddress: a b", "address is 'a b'"),
+        ("nodes: 2\naddress: a:1\nsampler: vllm", "vllm.url must be https://HOST:PORT for several nodes"),
+        ("nodes: 2\naddress: a:1\nsampler: vllm\nvllm: {url: http://127.0.0.1:1}", "vllm.url must be https"),
         ("- gpu", "the file is ['gpu']; it must be a mapping"),
     ],
 )

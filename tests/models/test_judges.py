@@ -17,6 +17,7 @@ from clinrl.data import dataset, reward_audit
 from clinrl.errors import ArtefactError, Refused, TrainingError
 from clinrl.evaluation import answers, evaluate
 from clinrl.models import bases, judges, pretrain
+from clinrl.models.chat import encode
 from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Request
@@ -127,6 +128,25 @@ def test_a_hub_base_names_its_judges_and_its_encoder_by_their_commits(project):
 
 
 # Asking
+
+
+def test_a_chat_model_of_the_hub_is_asked_by_its_template_and_one_that_is_built_here_as_it_learned(project):
+    checkpoint = Path(shutil.copytree(paths.base("toy") / "judge", project / "checkpoint"))
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    (checkpoint / "chat_template.jinja").write_text(template)
+    here, asked = paths.base("toy"), []
+    before = judges.identities(get_task("toy"), get_task("toy").Reward(judged=1.0), here)
+    named = {"repo": str(checkpoint), "revision": "main", "quantize": "none"}
+    full = {**named, "judges": {"judge": named}}
+    for scale in ("embedded", "full"):
+        if scale == "full":
+            bases.stage(toys.params(scale="full", bases={"toy": toys.PARAMS["bases"]["toy"] | {"full": full}}), "toy")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(judges, "encode", lambda tokenizer, texts: asked.extend(texts) or encode(tokenizer, texts))
+            Judges(here).answer([Request("judge", "How good?")])
+    assert asked == ["How good?", "<|im_start|>user\nHow good?<|im_end|>\n<|im_start|>assistant\n"]
+    assert judges.identities(get_task("toy"), get_task("toy").Reward(judged=1.0), here) != before
 
 
 def test_whoever_asks_nothing_opens_nothing():

@@ -400,7 +400,45 @@ def watch(tmp_path: Path) -> callback.Watch:
 )
 def test_a_run_that_goes_wrong_is_ended_with_its_step(tmp_path, step, logs, sentence):
     with pytest.raises(TrainingError, match=sentence):
-        watch(tmp_path).on_log(None, SimpleNamespace(global_step=step), None, logs=logs)
+        watch(tmp_path).on_log(SimpleNamespace(bf16=False), SimpleNamespace(global_step=step), None, logs=logs)
+
+
+def test_rounding_in_bfloat16_is_no_wrong_reference(tmp_path, capsys):
+    logs = {"loss": 0.0, "kl": 2e-6, "grad_norm": 0.0}
+    watch(tmp_path).on_log(SimpleNamespace(bf16=True), SimpleNamespace(global_step=1), None, logs=logs)
+    assert "alert" not in capsys.readouterr().err
+
+
+ORDER = """
+import sys
+from clinrl.runtime import gpus
+from clinrl.training import worker
+
+def shown(index):
+    asks_cuda = {"bitsandbytes", "peft", "transformers", "trl"} & sys.modules.keys()
+    print(index, sorted(asks_cuda))
+    sys.exit()
+
+gpus.show_one = shown
+worker.main([sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "environment", "gpu"),
+    [
+        ({"gpu": None}, {}, 0),
+        ({"gpu": 3}, {}, 3),
+        ({"gpu": None, "processes": 4}, {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "2"}, 2),
+    ],
+)
+def test_one_gpu_is_shown_before_anything_is_imported_that_asks_for_all(tmp_path, machine, environment, gpu):
+    spec = {"scale": "full", "task": "esi", "seed": 1, "machine": {"processes": 1, "nodes": 1} | machine}
+    (tmp_path / launch.SPEC).write_text(json.dumps(spec))
+    command = [sys.executable, "-c", ORDER, str(tmp_path / launch.SPEC)]
+    env = os.environ | environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{gpu} []\n"
 
 
 def test_a_step_without_a_gradient_is_not_an_alarm(tmp_path, capsys):

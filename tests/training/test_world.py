@@ -30,6 +30,7 @@ from clinrl.runtime.worker_process import WORKER
 from clinrl.training import launch, worker, world
 from clinrl.training.loss import going_on
 from clinrl.training.world import ALONE, World
+from processes import eventually
 
 TRAIN = """
 import sys
@@ -238,6 +239,45 @@ def test_a_status_does_not_stay_running_when_the_trainer_was_killed(tmp_path: Pa
     with pytest.raises(TrainingError, match=r"was killed \(signal 9.*continues from step 4 of 10"):
         launch._judge(-signal.SIGKILL, tmp_path, "v1", 10)
     assert json.loads((tmp_path / launch.STATUS).read_text()) == {"state": "ended", "step": 4, "reason": ""}
+
+
+NODE = """
+import sys
+from clinrl.runtime import worker_process
+from clinrl.training import world
+worker_process.WORKER, *arguments = sys.argv[1:]
+sys.exit(world.main(arguments))
+"""
+
+
+def node(folder: Path, number: int, does: str) -> subprocess.Popen[str]:
+    """The launcher of a node, whose one process is a module of a line."""
+    spec = folder / launch.SPEC
+    machine = Machine(nodes=2, address="127.0.0.1:1").model_dump()
+    spec.write_text(json.dumps({"machine": machine}))
+    (folder / f"does_{number}.py").write_text(does)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    command = [sys.executable, "-c", NODE, f"does_{number}", str(spec), str(number)]
+    return subprocess.Popen(command, env=environment, text=True)
+
+
+WAITS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('waits', 'w').close(); time.sleep(99)"
+
+
+def test_a_node_that_fails_ends_one_that_waits_for_it_to_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = node(tmp_path, 0, WAITS)
+    eventually(Path("waits").exists, 60)
+    assert node(tmp_path, 1, "raise SystemExit(3)").wait(60) == 3
+    assert first.wait(60) == world.WITH_ANOTHER
+    Path("waits").unlink()
+    again = node(tmp_path, 0, WAITS)  # what failed before is over
+    eventually(Path("waits").exists, 60)
+    assert not list(tmp_path.glob("*.failed"))
+    for _ in range(2):  # while it waits it cannot heed the first
+        again.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    assert again.wait(60) == 128 + signal.SIGKILL
 
 
 # Two processes, started as a training starts them

@@ -85,6 +85,8 @@ class Machine(Section):
             raise refusal(f"is {self.gpu}, but {self.processes} processes take a GPU each; leave out gpu", "gpu")
         if (self.nodes > 1) != (self.address is not None):
             raise refusal("must be set for several nodes, as host:port of this one, and for these alone", "address")
+        if self.nodes > 1 and self.sampler == "vllm" and not (self.vllm.url or "").startswith("https:"):
+            raise refusal("must be https://HOST:PORT for several nodes, each of which asks it", "vllm.url")
         return self
 
     @property

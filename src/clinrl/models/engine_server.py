@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM makes room for."""
-PROGRAM = Path(".venv-vllm/bin/vllm")
+PROGRAM = Path(__file__).resolve().parents[3] / ".venv-vllm/bin/vllm"
+"""What `make vllm` installs, in the checkout that this code is in."""
 
 
 def stage(params: "Params", name: str, port: int) -> None:

@@ -175,7 +175,7 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     budget, limit = _budget(base)["tokens"], window(model)
 
     def judge(texts: Sequence[str]) -> Sequence[str]:
-        rows = encode(tokenizer, texts)
+        rows = encode(tokenizer, [_asked(base, tokenizer, text) for text in texts])
         fits = [limit is None or len(ids) + budget <= limit for ids in rows]
         prompts = [Prompt(name, (), ids) for ids, fit in zip(rows, fits, strict=True) if fit]
         replies = iter(sampler.sample(prompts, thinking=False, temperature=0.0, budget=budget, seed=0))
@@ -184,8 +184,16 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     return judge
 
 
-def _budget(base: Path) -> dict[str, int]:
-    return {"tokens": FULL_BUDGET if bases.reference(base) else EMBEDDED_BUDGET}
+def _asked(base: Path, tokenizer: Any, text: str) -> str:
+    """A request as its judge reads it: a chat model of the hub as a user's turn, one that is built here as it is."""
+    if not bases.reference(base) or not tokenizer.chat_template:
+        return text
+    turn = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+
+
+def _budget(base: Path) -> dict[str, Any]:
+    return {"tokens": FULL_BUDGET, "asked": "as a chat"} if bases.reference(base) else {"tokens": EMBEDDED_BUDGET}
 
 
 def _key(request: Request) -> tuple[str, str]:

@@ -54,7 +54,10 @@ def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
         )
     ours = keys.keyring().get(keys.OURS)
     if ours is None:
-        raise SignatureError("nobody is listed as approver, and this checkout has no key; run `clinrl keys init`")
+        raise SignatureError(
+            "nobody is listed as approver, and this checkout has no key; list approvers in params.yaml, or run "
+            "`clinrl keys init` where nobody else approves"
+        )
     return {name or keys.OURS: ours}
 
 

@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # reports optional CPU kernels as errors
     try:
         world = world_of(os.environ, spec["machine"])
+        if spec["scale"] == "full":  # before anything is imported that asks CUDA, as bitsandbytes does
+            gpus.show_one(world.local if world.size > 1 else spec["machine"]["gpu"] or 0)
     except Refused as error:
         print(f"clinrl.training.worker: {error}", file=sys.stderr)
         return error.exit_code
@@ -68,8 +70,6 @@ def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
     checkpoints = folder / "trainer"
     checkpoints.mkdir(exist_ok=True)
     try:
-        if spec["scale"] == "full":
-            gpus.show_one(world.local if world.size > 1 else spec["machine"]["gpu"] or 0)
         with world.joined(on_cpu=is_on_cpu(spec["scale"])):
             (checkpoint,) = world.gathered([latest_checkpoint(checkpoints)] if world.is_main else [])
             reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0

@@ -28,6 +28,10 @@ OTHERS = "status-{}.json"
 """What a process other than 0 says when it fails, by its rank."""
 TIMEOUT = timedelta(hours=2)
 """How long a process waits for another that lives, such as one that looks at held-out cases. A dead one ends all."""
+FAILED = "node-{}.failed"
+"""What the launcher of a node leaves beside the spec when a process of it has failed, by the node's number."""
+WITH_ANOTHER = 1
+"""The code of a launcher that ended since another node failed."""
 GRACE_S = 5
 """Seconds that the others have to end once one has failed, before they are killed."""
 MEETING = "CLINRL_MEETING"
@@ -124,10 +128,12 @@ def main(arguments: list[str]) -> int:
     """Start the processes of a node, and end all once one has failed; the failed one's code, 128 and more for a signal.
 
     Arguments: the spec, the node's number, and perhaps the process to die with. SIGTERM and SIGINT are passed on, and
-    ask for an end at the next step.
+    ask for an end at the next step; the second one kills. A node that failed says so beside the spec, since processes
+    that wait for it to join hear nothing of it.
     """
     from clinrl.runtime.starter import die_with
     from clinrl.runtime.worker_process import WORKER
+    from clinrl.training.worker import STOPPED
 
     if len(arguments) < 2 or not Path(arguments[0]).is_file() or not arguments[1].isdecimal():
         print(
@@ -141,7 +147,10 @@ def main(arguments: list[str]) -> int:
     if int(node) >= machine.nodes:
         print(f"clinrl.training.world: there is no node {node}, of {machine.nodes} counted from 0", file=sys.stderr)
         return 2
-    children, asked = list[subprocess.Popen[bytes]](), list[int]()
+    failures = [Path(spec).with_name(FAILED.format(number)) for number in range(machine.nodes)]
+    for before in failures if node == "0" else [failures[int(node)]]:
+        before.unlink(missing_ok=True)
+    children, asked, told = list[subprocess.Popen[bytes]](), list[int](), 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
     with tempfile.TemporaryDirectory(prefix="clinrl-world-") as folder:
@@ -150,9 +159,15 @@ def main(arguments: list[str]) -> int:
             children.append(subprocess.Popen(command, env=os.environ | place(machine, int(node), local, folder)))
         while None in (codes := [child.poll() for child in children]) and not any(codes):
             time.sleep(0.1)
-            if asked:
-                asked.clear()
-                _ask(children)
+            if len(asked) > told:
+                told = len(asked)
+                _ask(children, kill=told > 1)
+            if any(failure.exists() for failure in failures):
+                codes = [WITH_ANOTHER]
+                break
+        code = min((code for code in codes if code), default=0)  # a signal before what a process says of losing another
+        if code not in (0, STOPPED, WITH_ANOTHER) and machine.nodes > 1:
+            failures[int(node)].touch()
         _ask(children)
         deadline = time.monotonic() + GRACE_S
         for child in children:
@@ -160,13 +175,12 @@ def main(arguments: list[str]) -> int:
                 child.wait(max(0.0, deadline - time.monotonic()))
             child.kill()
             child.wait()
-    code = min((code for code in codes if code), default=0)  # a signal before what a process says of losing another
     return code if code >= 0 else 128 - code
 
 
-def _ask(children: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _ask(children: Sequence["subprocess.Popen[bytes]"], *, kill: bool = False) -> None:
     for child in children:
-        child.terminate()
+        child.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
 
 def place(machine: Machine, node: int, local: int, folder: str) -> dict[str, str]:
