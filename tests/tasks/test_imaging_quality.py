@@ -1,19 +1,26 @@
 """Measures of imaging reasonings: what they count, on turns whose right value is known."""
 
+import json
+from pathlib import Path
 from random import Random
+from statistics import fmean
 
 import pytest
 
 from agreement import spread
+from clinrl.config.params import load_params
+from clinrl.data.dataset import draw
 from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging, quality
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.statements import CITES, read
+from clinrl.tasks.imaging.statements import CITES, STANCES, read
 from clinrl.types import Message, Transcript
 
 TASK = get_task("imaging")
 CASES = [case for case in cases(200, 3, pool="mine", mix="natural") if len(case.facts.evidence) == 2]
 NOBODY: dict = {}
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/tasks/imaging.md").read_text(encoding="utf-8")
 
 
 def thinks(text: str | None) -> Transcript:
@@ -47,6 +54,60 @@ def test_a_statement_left_out_lowers_recall_alone_and_one_too_many_precision_alo
     assert (less["statement_recall"], less["statement_precision"]) == (1 - 1 / len(plain), 1.0)
     assert (more["statement_recall"], more["statement_precision"]) == (1.0, len(plain) / (len(plain) + 1))
     assert less["contradiction"] == more["contradiction"] == 0.0
+
+
+EXAMS = ROOT / "data/reports/exams/imaging"
+ROWS = {
+    "base, without evidence": (["imaging-base"], "think.without_evidence"),
+    "base, with evidence": (["imaging-base"], "think"),
+    "baseline": ([f"imaging-baseline-{seed}" for seed in range(1, 6)], "think"),
+    "citations": ([f"imaging-citations-{seed}" for seed in range(1, 6)], "think"),
+}
+
+
+def test_the_page_says_of_which_studies_statements_are_false():
+    """From the committed records of the exam, whose cases are drawn again."""
+    exam = list(draw(load_params(ROOT / "params.yaml").datasets["imaging-x2"]))
+    gold = [quality.gold_statements(case) for case in exam]
+    cited = [[some.about[1] == STANCES["agrees"] for some in one if some.kind == CITES] for one in gold]
+
+    def kind(case, statements, agree):
+        if not case.facts.evidence:
+            return "none"
+        if any(some.kind == "wrong_region" for some in statements):
+            return "the request is about another region"
+        return "all support the rating" if all(agree) else "some do not"
+
+    kinds = [kind(*one) for one in zip(exam, gold, cited, strict=True)]
+    records = {path.stem: json.loads(path.read_text())["given"] for path in EXAMS.glob("*.json")}
+
+    def share(names, view, wanted):
+        of = [records[name][view]["qualities"]["contradiction"] for name in names]
+        return fmean(fmean(x for x, one in zip(values, kinds, strict=True) if one == wanted) for values in of)
+
+    table = PAGE.partition("<!-- by studies: begin -->\n")[2].partition("<!-- by studies: end -->")[0]
+    head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert head[2:] == [*ROWS]
+    for wanted, count, *shares in lines:
+        assert int(count) == kinds.count(wanted)
+        assert shares == [f"{share(*row, wanted):.1%}" for row in ROWS.values()]
+    assert sum(int(line[1]) for line in lines) == len(exam)
+    supporting = [fmean(agree) if agree else None for agree in cited]
+    assert f"{fmean(one for one in supporting if one is not None):.1%}" in PAGE
+    told = [
+        given[mode]["qualities"]["citation_truth"]
+        for given in records.values()
+        for mode in ("think", "direct")
+        if mode in given
+    ]
+    told = [values for values in told if any(value is not None for value in values)]
+    assert f"none of {len(told)} exams" in PAGE
+    assert all(
+        value is None or value <= most + 1e-9
+        for values in told
+        for value, most in zip(values, supporting, strict=True)
+        if most is not None
+    )
 
 
 def test_a_statement_said_twice_counts_once():
