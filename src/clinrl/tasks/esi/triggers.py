@@ -56,6 +56,7 @@ _DEVICE_UNDONE = re.compile(
 )
 _INTUBATION_UNDONE = re.compile(
     rf"{_BETWEEN} (?:{_NOT_SO}|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
+    r"|(?: attempts?| attempted| tried)?(?:,| but)? (?:failed|unsuccessful(?:ly)?)\b"
     r"|(?:(?!\bafter\b|\bfollowing\b)[^.;]){0,120}\bextubat"
 )
 
@@ -109,10 +110,11 @@ _HISTORY_BEFORE = re.compile(
 _NOT_YET = re.compile(
     r"\b(?:(?:may|might|should|will|would)(?: (?:also|be|have|likely|need|require|soon|still|then|to|well)){0,3}"
     r"|(?:anticipat|consider|discuss)(?:e|es|ed|ing|s)?|(?:candidate|plan|planned|prepared?|preparing|ready) for"
-    r"|impending|possible|possibly|potential|risk of)"
+    r"|impending|possible|possibly|potential|risk of|failed|unsuccessful|attempted"
+    r"|(?:attempted|attempting|failed|needs|tried|trying|unable|wants)(?: (?:her|him))? to(?: be)?)"
     r"(?: (?:an?|early|emergent|the|urgent)){0,2} ?$"
 )
-"""What has not been done before arrival: "may need intubation"."""
+"""What has not been done before arrival: "may need intubation", "unable to intubate"."""
 _SEVERAL_TIMES = re.compile(r" (?:x ?[2-9]|twice|[2-9] times|several times)(?! (?:attempts?|by|en|in|on)\b)")
 _IN_HISTORY = re.compile(r"\b(?:pmhx?|pmh/x|psh|hx|history)\b[^.;]*$")
 """Together a history: "PMH asthma, intubated x2"."""
@@ -142,8 +144,10 @@ _SCORE_AFTER_PAIN = re.compile(
     r"(?!(?:(?:-|\u2013| ?to ?)[0-9]+(?:[.:][0-9]+)?)?"
     r"(?: |-)?(?:st|nd|rd|th|a\.?m|p\.?m"
     r"|hours?|hrs?|h|minutes?|mins?|days?|d|weeks?|wks?|months?|years?|yrs?|y/?o|times"
-    r"|episodes|mg|mcg|ml|cm|mm|of [0-9]|out of [0-9])\b)"
+    r"|episodes|mg|mcg|ml|cm|mm|of [0-9]+|out of [0-9]+)\b)"
 )
+_SCALE = re.compile(r"\b[01] ?(?:-|\u2013|to) ?10\b(?!/)(?: scale\b)?[: ]*")
+"""The name of the scale, as in "pain scale 0-10: 3", and no score."""
 _OTHER_SUBJECT = re.compile(
     r"\b(?:lmp|symptoms? (?:began|onset|started))[ :]*$"
     r"|\b(?:apgar|acuity|vision|nausea|anxiety|itch(?:ing)?|fatigue|dyspn(?:o)?ea|breathlessness|dizziness|on|since|until"
@@ -174,9 +178,10 @@ def pain_0_10(narrative: str) -> float | None:
     """The highest pain score of the narrative, 0 to 10; 0.0 for pain that is only denied; None if it says nothing.
 
     Reads 8/10, 8 of 10, 8 out of 10, pain score 8, pain 8, and ranges by their upper end. Fractions of other things
-    (vision 20/20, BP 120/80, 2/6 murmur, dates, durations) are no scores, nor is anything above 10.
+    (vision 20/20, BP 120/80, 2/6 murmur, dates, durations) are no scores, nor are the name of the scale (0-10) and
+    anything above 10.
     """
-    text = _plain(narrative)
+    text = _SCALE.sub("", _plain(narrative))
     scores = [
         max(float(part) for part in match.groups() if part is not None)
         for pattern in (_SCORE_OF_TEN, _SCORE_AFTER_PAIN)
