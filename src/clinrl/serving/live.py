@@ -190,8 +190,8 @@ class Live:
                 self._open[entry.digest] = Version(served, sampler, room, place, now)
             except Exception as error:  # whatever is wrong with this one, the others are served
                 self._wait[entry.digest] = time.monotonic() + 5 * (time.monotonic() - started)
-                told = isinstance(error, Refused | OSError)
-                reason = str(error) if told else f"it cannot be opened ({type(error).__name__})"
+                has_reason = isinstance(error, Refused | OSError)
+                reason = str(error) if has_reason else f"it cannot be opened ({type(error).__name__})"
                 raise RegistryError(reason.replace(f"{place}/", "")) from error  # each copy has another name
             finally:
                 if entry.digest not in self._open:

@@ -17,16 +17,13 @@ from typing import Any
 
 from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError
 from clinrl.runtime import determinism, gpus
-from clinrl.training.world import World, is_on_cpu, world_of
+from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
 
 VERDICTS = "verdicts.jsonl"
 """What the judges said in a training whose reward asks them."""
 
 LOSS_PATH = "loss_path.json"
 """Which way to the loss a recipe requests and which was used, where it requests another than TRL's."""
-
-STOPPED = 4
-"""Exit code of a run that was asked to stop and can be continued."""
 
 
 def main(arguments: list[str]) -> int:

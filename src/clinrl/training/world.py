@@ -28,6 +28,8 @@ OTHERS = "status-{}.json"
 """What a process other than 0 says when it fails, by its rank."""
 TIMEOUT = timedelta(hours=2)
 """How long a process waits for another that lives, such as one that looks at held-out cases. A dead one ends all."""
+STOPPED = 4
+"""The exit code of a process that was asked to stop and can be continued."""
 FAILED = "node-{}.failed"
 """What the launcher of a node leaves beside the spec when a process of it has failed, by the node's number."""
 WITH_ANOTHER = 1
@@ -133,7 +135,6 @@ def main(arguments: list[str]) -> int:
     """
     from clinrl.runtime.starter import die_with
     from clinrl.runtime.worker_process import WORKER
-    from clinrl.training.worker import STOPPED
 
     if len(arguments) < 2 or not Path(arguments[0]).is_file() or not arguments[1].isdecimal():
         print(
@@ -150,7 +151,7 @@ def main(arguments: list[str]) -> int:
     failures = [Path(spec).with_name(FAILED.format(number)) for number in range(machine.nodes)]
     for before in failures if node == "0" else [failures[int(node)]]:
         before.unlink(missing_ok=True)
-    children, asked, told = list[subprocess.Popen[bytes]](), list[int](), 0
+    children, asked, passed_on = list[subprocess.Popen[bytes]](), list[int](), 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
     with tempfile.TemporaryDirectory(prefix="clinrl-world-") as folder:
@@ -159,9 +160,9 @@ def main(arguments: list[str]) -> int:
             children.append(subprocess.Popen(command, env=os.environ | place(machine, int(node), local, folder)))
         while None in (codes := [child.poll() for child in children]) and not any(codes):
             time.sleep(0.1)
-            if len(asked) > told:
-                told = len(asked)
-                _ask(children, kill=told > 1)
+            if len(asked) > passed_on:
+                passed_on = len(asked)
+                _ask(children, kill=passed_on > 1)
             if any(failure.exists() for failure in failures):
                 codes = [WITH_ANOTHER]
                 break

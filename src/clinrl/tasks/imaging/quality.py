@@ -60,8 +60,8 @@ def statement_precision(case: ImagingCase, transcript: Transcript, responses: Re
 def contradiction(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """1 if a statement is false of the request, else 0. None without a block.
 
-    Gold holds what moves the rating. A further true statement counts as false: about another region, where a reader says
-    no more, and about kidneys or contrast where they decide nothing.
+    Gold holds what moves the rating. A further true statement counts as false: about another region, where a reader
+    says no more, and about kidneys or contrast where they decide nothing.
     """
     found = read_thoughts(case, transcript)
     gold = gold_statements(case)
