@@ -39,10 +39,18 @@ def total(name: str) -> counts.Counts:
     return sum(store.days("esi", versions.find("esi", name).digest), counts.Counts())
 
 
-def waits(one: Running) -> bool:
-    """Whether a shadow is written or waits."""
-    watch = one.service._watch
-    return watch._job is not None or not watch._shadows.empty()
+@pytest.fixture
+def counted(monkeypatch: Any) -> list[str]:
+    """The features that were counted so far, in their order, written down by now or not."""
+    features: list[str] = []
+    add = watch.Watch._add
+
+    def noted(self: watch.Watch, digest: str, where: Any) -> None:
+        add(self, digest, where := list(where))
+        features.extend(feature for feature, _ in where)
+
+    monkeypatch.setattr(watch.Watch, "_add", noted)
+    return features
 
 
 @pytest.fixture
@@ -52,11 +60,13 @@ def project(released: Any) -> Any:
     return released
 
 
-def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(project: Any, capfd: Any) -> None:
+def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(
+    project: Any, capfd: Any, counted: list[str]
+) -> None:
     with running(project, shadow=1.0) as one:
         asked = [ask(one, messages, stream=number == 1) for number, messages in enumerate(prompts(5))]
         asked.append(ask(one, [{"role": "user", "content": CANARY}]))
-        eventually(lambda: not waits(one))
+        eventually(lambda: counted.count(shadow()) == 6, 60)
     found = total("v1")
     assert found[counts.TEXT, "familiar"] == 5
     assert found[counts.TEXT, "novel"] == 1
@@ -103,18 +113,20 @@ def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> N
     assert rows[0].served > rows[0].limit > rows[0].exam
 
 
-def test_a_candidate_that_fails_is_counted_and_the_champion_answers(project: Any, capfd: Any) -> None:
+def test_a_candidate_that_fails_is_counted_and_the_champion_answers(
+    project: Any, capfd: Any, counted: list[str]
+) -> None:
     with running(project, shadow=1.0) as one:
         one.live.names["esi@candidate"].sampler.sample = lambda *_, **__: [][0]
         ask(one, prompts(1)[0])
-        eventually(lambda: not waits(one))
+        eventually(lambda: counted.count(shadow()) == 1)
         ask(one, prompts(2)[1])
-        eventually(lambda: not waits(one))
+        eventually(lambda: counted.count(shadow()) == 2)
     assert total("v1")[shadow(), counts.FAILED] == 2
     assert "a shadow failed: IndexError" in capfd.readouterr().err
 
 
-def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any) -> None:
+def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any, counted: list[str]) -> None:
     with running(project, shadow=1.0) as one:
         sampler, entered, going = one.live.names["esi@candidate"].sampler, threading.Event(), threading.Event()
         write, begun = sampler.sample, []
@@ -133,7 +145,8 @@ def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any) -> Non
         eventually(lambda: one.service._watch._job.is_dropped)
         going.set()
         asking.join()
-        eventually(lambda: not waits(one) and len(begun) >= 3)
+        eventually(lambda: counted.count(shadow()) == 2)
+        assert len(begun) == 3
     assert total("v1")[shadow(), counts.SAME] + total("v1")[shadow(), counts.OTHER] == 2
 
 

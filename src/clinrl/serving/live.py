@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -132,7 +133,9 @@ class Live:
             return entry
         state = _state_of(paths.audit_log()), self._trusted()
         if self._recorded[0] != state:
-            self._recorded = state, recorded_champion(self._model, audit_log.lines(self._params))
+            self._recorded = state, None
+            with suppress(Refused):  # which `check_servable` says
+                self._recorded = state, recorded_champion(self._model, audit_log.lines(self._params))
         if (recorded := self._recorded[1]) in (None, entry.digest):
             self._reported.pop("recorded", None)
             return entry
