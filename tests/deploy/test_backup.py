@@ -182,7 +182,7 @@ def other_key() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (longer, "clinrl: data/reports/decisions.jsonl has lines that the backup has not; "),
+        (longer, "clinrl: data/reports/decisions.jsonl has lines that the backup has not, and the backup has others; "),
         (other_key, "clinrl: .clinrl/keys holds the key of another checkout; move it away, "),
     ],
 )
