@@ -53,7 +53,7 @@ def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, di
             servers.worker(f"worker-{number}", processor=number)
         what = load_params(checkout / "params.yaml").versions[names[0]].task
         begun = time.perf_counter()
-        build = servers.build(what, checkout)
+        build, spent = servers.build(what, checkout), dict[str, float]()
         while build.poll() is None:
             spent = servers.processor_s()  # of the build too, so before it ends
             time.sleep(1)
