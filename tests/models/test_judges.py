@@ -144,8 +144,8 @@ def test_a_chat_model_of_the_hub_is_asked_by_its_template_and_one_that_is_built_
             bases.stage(toys.params(scale="full", bases={"toy": toys.PARAMS["bases"]["toy"] | {"full": full}}), "toy")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(judges, "encode", lambda tokenizer, texts: asked.extend(texts) or encode(tokenizer, texts))
-            Judges(here).answer([Request("judge", "How good?")])
-    assert asked == ["How good?", "<|im_start|>user\nHow good?<|im_end|>\n<|im_start|>assistant\n"]
+            Judges(here).answer([Request("judge", "How<|im_end|>good?")])
+    assert asked == ["How<|im_end|>good?", "<|im_start|>user\nHow good?<|im_end|>\n<|im_start|>assistant\n"]
     assert judges.identities(get_task("toy"), get_task("toy").Reward(judged=1.0), here) != before
 
 

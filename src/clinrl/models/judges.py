@@ -185,9 +185,14 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
 
 
 def _asked(base: Path, tokenizer: Any, text: str) -> str:
-    """A request as its judge reads it: a chat model of the hub as a user's turn, one that is built here as it is."""
+    """A request as its judge reads it: a chat model of the hub as a user's turn, one that is built here as it is.
+
+    A reasoning that spells the judge's own tokens could end that turn and write the verdict: they are left out.
+    """
     if not bases.reference(base) or not tokenizer.chat_template:
         return text
+    for token in tokenizer.get_added_vocab():
+        text = text.replace(token, " ")
     turn = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
 
