@@ -25,6 +25,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import GateError, SignatureError
 from clinrl.release import promotion as releases
 from clinrl.release.gate import Decision
+from clinrl.release.moves import approval_of
 from clinrl.release.standing import champion_of, check_unchanged, is_champion, outcome
 from clinrl.signing import approval as approvals
 from flows import pages, runs, servers, steps
@@ -96,7 +97,7 @@ def full_model(params: Params, fold: str, version: str) -> str | None:
         decision = steps.decide(fold)
         pages.show_decision(decision)
         if decision.promote:
-            approval, approved = releases.approval_of(params, champion_of(params, version))
+            approval, approved = approval_of(params, champion_of(params, version))
             steps.promote(fold, decision, approval, approved)
     return outcome(params, fold)
 

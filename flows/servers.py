@@ -42,7 +42,7 @@ MLFLOW_STORE = "CLINRL_MLFLOW_STORE"
 _SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-    # A watch runs every few minutes. Runs of 90 days ago are forgotten; the audit file is the record.
+    # A watch runs every few minutes. Runs of 90 days ago are forgotten; the audit log is the record.
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     # In memory, a lease is forgotten with the server and its slot stays taken for good.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",

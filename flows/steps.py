@@ -21,7 +21,7 @@ from clinrl.pipeline.plan import dvc_states
 from clinrl.pipeline.propose import Draft
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
-from clinrl.release import promotion
+from clinrl.release import decisions, promotion
 from clinrl.release.gate import Decision
 from clinrl.runtime import child, dvc_state
 from flows import interpreter, runs
@@ -139,7 +139,7 @@ def register(name: str) -> Entry:
 @task(task_run_name="decide {name}", **REGISTRY)
 def decide(name: str) -> Decision:
     """Hold a registered version against its gate, and write the decision down."""
-    decision = promotion.decide(load_params(), name)
+    decision = decisions.decide(load_params(), name)
     for reason in decision.reasons:
         get_run_logger().info("%s", reason)
     return decision

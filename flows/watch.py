@@ -20,6 +20,7 @@ from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
+from clinrl.release.moves import recorded_before, recorded_champion
 from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
 
@@ -37,8 +38,8 @@ def trigger(task: str, kind: str) -> DeploymentEventTrigger:
 
 
 def champion_of(params: Params, task: str) -> Entry | None:
-    """The champion by the audit file, which a rollback that was cut short has not changed yet; without one, by name."""
-    recorded = promotion.recorded_champion(task, audit_log.lines(params))
+    """The champion by the audit log, which a rollback that was cut short has not changed yet; without one, by name."""
+    recorded = recorded_champion(task, audit_log.lines(params))
     return versions.by_digest(task, recorded) or versions.holder(task, versions.CHAMPION)
 
 
@@ -81,7 +82,7 @@ def rollback(task: str) -> State[None]:
         raise GateError(f"{task} was never served from this machine; rollbacks run where `clinrl serve {task}` does")
     lines = audit_log.lines(params)
     once = [line.body["from"]["digest"] for line in lines if line.kind == "rollback" and line.body.get("beforehand")]
-    # The audit file too says that it was acted on: a flow that was killed has not noted it.
+    # The audit log too says that it was acted on: a flow that was killed has not noted it.
     is_done = champion is not None and (champion.digest in once or was_acted_on(champion, SAFETY))
     if champion is None or is_done or not is_harmful(params, champion):
         return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
@@ -91,7 +92,7 @@ def rollback(task: str) -> State[None]:
             f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
             f"`clinrl rollback {task} --approver NAME`"
         )
-    before = versions.by_digest(task, promotion.recorded_before(task, lines, champion.digest))
+    before = versions.by_digest(task, recorded_before(task, lines, champion.digest))
     if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
         raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)

@@ -14,7 +14,7 @@ from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.registry import versions
-from clinrl.release import promotion
+from clinrl.release import decisions
 from once import once
 
 ADA = "Ada Lovelace"
@@ -48,4 +48,4 @@ def promote() -> None:
         for name in ("v1", "v2"):
             versions.register(given, name)
         for name in ("v2", "v1"):
-            examined.promote(given, name, ADA, promotion.decide(given, name))
+            examined.promote(given, name, ADA, decisions.decide(given, name))

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -61,15 +63,25 @@ def test_the_image_holds_what_make_installs_and_is_nobody_s_root() -> None:
     (installs,) = (number for number, line in enumerate(lines) if "make .venv/.installed" in line and line[0] == "R")
     assert own < installs
     private = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert {
-        "machine.yaml",
-        ".dvc/config.local",
-        ".clinrl",
-        "data/sources",
-        "deploy/kubernetes/base/.env",
-        "data/adapters/*",
-        "data/exports",
-    } <= {*private}  # secrets and records
+    anywhere = {".clinrl", ".dvc/config.local", "data/adapters/*", "data/exports", "data/sources", "machine.yaml"}
+    assert {f"**/{path}" for path in anywhere} | {"deploy/kubernetes/base/.env"} <= {*private}  # secrets and records
+
+
+@pytest.mark.parametrize("folder", ["", "full/"])
+def test_git_takes_no_records_and_no_keys_from_a_project_in_a_folder_either(tmp_path: Path, folder: str) -> None:
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    own = ("data/sources/ward.csv", "data/cases/d1/cases.jsonl", "data/exports/a.jsonl", "data/graded/v1/think.jsonl",
+           "data/dossiers/v1.zip", "mlruns/mlflow.db", ".clinrl/keys/signing.pem", "machine.yaml")  # fmt: skip
+    for path in (*own, "data/reports/v1/think.json", "data/sources/synthetic/triage.csv"):
+        (tmp_path / folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / path).touch()
+    command = ["git", "ls-files", "--others", "--exclude-standard", "--", folder or "."]
+    shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()
+    assert {*shown} - {".gitignore"} == {
+        f"{folder}data/reports/v1/think.json",
+        f"{folder}data/sources/synthetic/triage.csv",
+    }
 
 
 def test_the_composed_servers_hold_no_secret_and_are_published_on_loopback_alone() -> None:

@@ -126,5 +126,5 @@ def site() -> Path:
 
 
 def audit_log() -> Path:
-    """The audit file of decisions, approvals, promotions and rollbacks."""
+    """The audit log of decisions, approvals, promotions and rollbacks."""
     return Path("data/reports/decisions.jsonl")

@@ -20,7 +20,7 @@ from clinrl import paths
 from clinrl.artifacts import sha256_file
 from clinrl.provenance import stages
 from clinrl.registry import versions
-from clinrl.release import audit_log, lineage, promotion
+from clinrl.release import audit_log, decisions, lineage, promotion
 from clinrl.signing import keys
 from clinrl.tracking import mlflow_store
 from once import once
@@ -160,7 +160,7 @@ def test_it_brings_counts_back_and_nothing_that_somebody_laid_into_it(project: P
 @pytest.mark.slow
 def test_a_log_of_git_that_is_younger_than_the_backup_stays(project: Path, tmp_path: Path) -> None:
     assert script("make", str(tmp_path / "backup")).returncode == 0
-    promotion.refuse(champions.params(), promotion.decide(champions.params(), "v2"), "not this week")
+    promotion.refuse(champions.params(), decisions.decide(champions.params(), "v2"), "not this week")
     log = paths.audit_log().read_bytes()
     shutil.rmtree("mlruns")
     done = script("restore", str(tmp_path / "backup"))
@@ -259,7 +259,7 @@ def test_a_lost_database_and_bucket_are_whole_again(project: Path, plant: Plant,
     with dolls.few_draws():
         for name in ("v2", "v1"):
             versions.register(given, name)
-        examined.promote(given, "v1", "Ada Lovelace", promotion.decide(given, "v1"))
+        examined.promote(given, "v1", "Ada Lovelace", decisions.decide(given, "v1"))
     kept, before = audit_log.read(paths.audit_log(), keys.keyring()), whole()
     shared = {
         "MLFLOW_BACKEND_STORE_URI": f"postgresql://{plant.database}/mlflow",

@@ -23,7 +23,7 @@ from clinrl.cli import main as cli
 from clinrl.config.params import Params, load_params
 from clinrl.data import dataset
 from clinrl.provenance import stages, statements
-from clinrl.release import promotion
+from clinrl.release import decisions, promotion
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import Signer
 from clinrl.tasks.base import get_task
@@ -141,7 +141,7 @@ def approver(folder: Path) -> Signer:
 
 def promote(params: Params) -> None:
     """Decide on v2 and promote it, as the person who approves it does."""
-    decision = promotion.decide(params, NAME)
+    decision = decisions.decide(params, NAME)
     token = approval.token(decision.digest, APPROVER, approver(Path.cwd()))
     _, envelope = approval.check_token(params, decision.digest, token)
     promotion.promote(params, NAME, decision=decision, approval=envelope)

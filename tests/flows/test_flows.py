@@ -24,7 +24,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import GateError, Refused
 from clinrl.provenance.stages import FIRST
 from clinrl.registry import versions
-from clinrl.release import audit_log
+from clinrl.release import audit_log, decisions
 from clinrl.release import promotion as releases
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import keyring, signer
@@ -103,7 +103,7 @@ def add_v3(content: Any) -> None:
 
 def promoted(version: str, approver: str = "Ada Lovelace") -> None:
     """Make a registered version the champion without a flow."""
-    decision = releases.decide(load_params(), version)
+    decision = decisions.decide(load_params(), version)
     examined.promote(load_params(), version, approver, decision)
 
 

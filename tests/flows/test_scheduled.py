@@ -22,7 +22,7 @@ from clinrl.artifacts import sha256_file
 from clinrl.config.params import load_params
 from clinrl.errors import Busy
 from clinrl.registry import versions
-from clinrl.release import audit_log, lineage, promotion
+from clinrl.release import audit_log, decisions, lineage
 from clinrl.signing.keys import keyring
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def settled(project: Path) -> Path:
     """A checkout in which v2 is champion and nothing is stale. Its schedule drafts, and asks for a second."""
     from flows.retrain import approved_by
 
-    examined.promote(load_params(), "v2", "Ada Lovelace", promotion.decide(load_params(), "v2"))
+    examined.promote(load_params(), "v2", "Ada Lovelace", decisions.decide(load_params(), "v2"))
     assert approved_by("Ada Lovelace")("esi", return_state=True).is_completed()
 
     def change(content: Any) -> None:

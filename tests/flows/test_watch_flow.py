@@ -25,7 +25,7 @@ from clinrl import paths
 from clinrl.config.params import load_params
 from clinrl.errors import GateError
 from clinrl.registry import versions
-from clinrl.release import audit_log, promotion
+from clinrl.release import audit_log, decisions, promotion
 from clinrl.signing import keys
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
@@ -130,7 +130,7 @@ def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: Non
     harm("v1")
     given, digest = champions.params(), versions.find("esi", "v1").digest
     with monkeypatch.context() as patch:
-        patch.setattr(promotion, "_write", lambda *_, **__: raise_(KeyboardInterrupt()))
+        patch.setattr(audit_log, "write", lambda *_, **__: raise_(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             promotion.rollback(given, "esi", approver=champions.ADA, of=digest)
     assert champion() == "v2"
@@ -144,7 +144,7 @@ def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: Non
 def test_who_makes_a_version_champion_again_has_decided(
     released: None, prefect: None, monkeypatch: Any, is_killed: bool
 ) -> None:
-    """Though the flow was killed before it noted what it did: the audit file tells."""
+    """Though the flow was killed before it noted what it did: the audit log tells."""
     from flows.watch import rollback, watch
 
     harm("v1")
@@ -182,7 +182,7 @@ def test_where_a_promotion_was_killed_between_the_names_the_audit_file_says_who_
     given, point = champions.params(), versions.point
     promotion.rollback(given, "esi", approver=champions.ADA)
     with monkeypatch.context() as patch, dolls.few_draws():
-        decision = promotion.decide(given, "v1")
+        decision = decisions.decide(given, "v1")
         patch.setattr(versions, "point", lambda *a: raise_(KeyboardInterrupt()) if a[1] == "champion" else point(*a))
         with pytest.raises(KeyboardInterrupt):
             examined.promote(given, "v1", champions.ADA, decision)
@@ -248,7 +248,7 @@ def test_drift_starts_the_scheduled_retraining_which_hands_over_a_branch(project
     """On a real server, by its own automation: alarm, event, run of the deployment, clone, branch."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(project.parent / "none"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    examined.promote(load_params(), "v2", champions.ADA, promotion.decide(load_params(), "v2"))
+    examined.promote(load_params(), "v2", champions.ADA, decisions.decide(load_params(), "v2"))
 
     def change(content: Any) -> None:
         content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}  # what is to be built

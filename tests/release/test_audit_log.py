@@ -1,4 +1,4 @@
-"""The audit file: a chain that only grows, and that says where it was broken."""
+"""The audit log: a chain that only grows, and that says where it was broken."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The error budget of an exam: never overspent, given back on success alone, and counted from the audit file."""
+"""The error budget of an exam: never overspent, given back on success alone, and counted from the audit log."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ MANY = Budget(alpha=0.05, spend=0.6, looks=1000)
 
 
 def line(candidate: str, look: budget.Look | None, *, promote: bool, exam: str = EXAM, champion: str = "c") -> Entry:
-    """A decision as the audit file holds it; one from before there were plans without a look."""
+    """A decision as the audit log holds it; one from before there were plans without a look."""
     body = {"candidate_digest": candidate, "champion_digest": champion, "exam_digest": exam, "promote": promote}
     if look is not None:
         spent = Spent(**look.model_dump(), left_after=look.left(passed=promote))

@@ -16,7 +16,7 @@ from clinrl.cli import main as cli
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError
 from clinrl.provenance.cited import Record
-from clinrl.release import dossier, promotion
+from clinrl.release import decisions, dossier
 from clinrl.reports.render import page
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -61,7 +61,7 @@ def edit(file: str | Path, *keys: str, value: object) -> None:
 
 
 def test_a_version_has_every_paper_and_each_value_its_file_and_digest(project, capsys):
-    decision = promotion.decide(project, "v1")
+    decision = decisions.decide(project, "v1")
     examined.promote(project, "v1", "Ada | <b>Lovelace</b>", decision)
     dossier.stage(project, PARAMS, "v1")
     written = pages("v1")

@@ -16,7 +16,7 @@ from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance import lock
 from clinrl.registry import versions
-from clinrl.release import audit_log, lineage, promotion
+from clinrl.release import audit_log, decisions, lineage, promotion
 from clinrl.signing.keys import keyring, signer
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -36,7 +36,7 @@ def built(tmp_path_factory):
             dolls.examine(params, name, examined.RIGHT)
         locks.record(params)
         for name in ("v1", "v2", "v2-full"):
-            examined.promote(params, name, "Ada Lovelace", promotion.decide(params, name))
+            examined.promote(params, name, "Ada Lovelace", decisions.decide(params, name))
     return root, params
 
 
@@ -154,7 +154,7 @@ def test_an_edited_tag_is_named(params):
     versions.tag(versions.find("esi", "v2"), {"approver": "Mallory"})
     assert "the registry names 'Mallory' as approver of v2" in broken(params)["v2", "approver"]
     versions.tag(versions.find("esi", "v2"), {"decision": "0" * 64})
-    assert "none of the audit file's" in broken(params)["v2", "gate"]
+    assert "none of the audit log's" in broken(params)["v2", "gate"]
 
 
 def test_an_edited_audit_file_is_named(params):
@@ -217,11 +217,11 @@ def test_a_registry_that_is_not_there_breaks_its_links_only(params):
 
 
 def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(params):
-    """Registered again, and approved by somebody else: the audit file tells of both approvals and both promotions."""
+    """Registered again, and approved by somebody else: the audit log tells of both approvals and both promotions."""
     shutil.rmtree("mlruns")
     for name in ("v1", "v2"):
         versions.register(params, name)
-    examined.promote(params, "v2", "Grace Hopper", promotion.decide(params, "v2"))
+    examined.promote(params, "v2", "Grace Hopper", decisions.decide(params, "v2"))
     assert not broken(params)
     told = [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
     assert told.count("approval") == told.count("promotion")
@@ -238,7 +238,7 @@ def test_answers_that_were_sealed_anew_are_named(params):
     assert "is not what dvc.lock records of evaluate@v2" in broken(params)["v2", "lock"]
     locks.record(params)  # whoever can write dvc.lock too
     with pytest.raises(ArtefactError, match=r"line 1 gives another answer to .* than its transcript does"):
-        promotion.decide(params, "v2")
+        decisions.decide(params, "v2")
     with pytest.raises(ArtefactError, match=r"line 1 gives another answer to .* than its transcript does"):
         versions.register(params, "v2")
 

@@ -14,7 +14,7 @@ from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli import registry_commands
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.registry import versions
-from clinrl.release import audit_log, change_control, promotion, standing
+from clinrl.release import audit_log, change_control, decisions, promotion, standing
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import keyring
 
@@ -58,11 +58,11 @@ def kinds():
 
 
 def promoted(params, name):
-    return examined.promote(params, name, ADA, promotion.decide(params, name))
+    return examined.promote(params, name, ADA, decisions.decide(params, name))
 
 
 def test_a_first_champion_is_decided_upon_approved_and_named(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     assert decision.promote
     assert versions.find("esi", "v2").tags["gate"] == "passed"
     assert champion() is None
@@ -77,7 +77,7 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
 
 @after("v2")
 def test_a_refused_version_stays_what_it_was(params):
-    decision = promotion.decide(params, "v3")
+    decision = decisions.decide(params, "v3")
     assert not decision.promote
     assert decision.reasons[0].startswith("critical_under")
     assert versions.find("esi", "v3").tags["gate"] == "refused"
@@ -90,7 +90,7 @@ def test_a_refused_version_stays_what_it_was(params):
 def test_who_answers_the_same_to_everything_is_no_first_champion(params):
     dolls.examine(params, "v1", [2])
     locks.record(params)
-    decision = promotion.decide(params, "v1")
+    decision = decisions.decide(params, "v1")
     assert not decision.promote
     assert any("from always 2 on the same cases" in reason for reason in decision.reasons)
 
@@ -98,7 +98,7 @@ def test_who_answers_the_same_to_everything_is_no_first_champion(params):
 def test_without_its_training_cases_nothing_is_decided(params):
     shutil.rmtree(paths.cases("d1"))
     with pytest.raises(ArtefactError, match="data/cases/d1"):
-        promotion.decide(params, "v1")
+        decisions.decide(params, "v1")
     assert kinds() == []
 
 
@@ -107,7 +107,7 @@ def test_what_params_says_otherwise_than_was_trained_is_not_decided_upon(params,
     """A change plan is about what was trained, and params.yaml can be edited afterwards."""
     altered = {**params.versions, "v2": params.versions["v2"].model_copy(update=change)}
     with pytest.raises(GateError, match=rf"v2 was trained with another {field} than params\.yaml has now; put it back"):
-        promotion.decide(params.model_copy(update={"versions": altered}), "v2")
+        decisions.decide(params.model_copy(update={"versions": altered}), "v2")
     assert kinds() == []
 
 
@@ -116,17 +116,17 @@ def test_a_mode_that_was_evaluated_and_is_left_out_now_is_no_secret(params):
     profiles = {name: profile.model_copy(update=one) for name, profile in params.profiles.items()}
     fewer = params.model_copy(update={"modes": {"think": params.modes["think"]}, "profiles": profiles})
     with pytest.raises(GateError, match=r"v1 was evaluated in direct and think, and params\.yaml has think; run"):
-        promotion.decide(fewer, "v1")
+        decisions.decide(fewer, "v1")
     assert kinds() == []
 
 
 def test_the_same_question_is_written_down_once(params):
-    assert promotion.decide(params, "v2") == promotion.decide(params, "v2")
+    assert decisions.decide(params, "v2") == decisions.decide(params, "v2")
     assert kinds() == ["decision"]
 
 
 def test_promoting_twice_is_promoting_once(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     first = examined.promote(params, "v2", ADA, decision)
     assert examined.promote(params, "v2", ADA, decision) == first
     assert kinds() == ["decision", "approval", "promotion"]
@@ -157,11 +157,11 @@ def test_what_was_trained_on_a_waiver_is_never_released_in_whatever_model(params
     write_json(manifest, content | {"spec": content["spec"] | {"waiver": "A control.", "placebo": "random"}})
     for name in [name for name in (*params.versions, *params.merges.all) if "v2" in params.parts(name)]:
         with pytest.raises(GateError, match=rf"{name} was trained on a waiver \(A control.\) and is never released"):
-            promotion.decide(params, name)
+            decisions.decide(params, name)
 
 
 def test_silence_is_no(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     for approver in ("", "   ", "x", "Ada\nLovelace", "a" * 81):
         with pytest.raises(GateError, match="name of the person"):
             examined.promote(params, "v2", approver, decision)
@@ -171,7 +171,7 @@ def test_silence_is_no(params):
 
 def test_full_models_have_a_champion_of_their_own(params):
     promoted(params, "v1")
-    decision = promotion.decide(params, "v2-full")
+    decision = decisions.decide(params, "v2-full")
     assert (decision.model, decision.champion, decision.promote) == ("esi-merged", None, True)
 
     entry = examined.promote(params, "v2-full", ADA, decision)
@@ -179,13 +179,13 @@ def test_full_models_have_a_champion_of_their_own(params):
     assert (entry.model, entry.aliases, champion()) == ("esi-merged", ("champion",), "v1")
     with pytest.raises(GateError, match="esi-merged has no previous to roll back"):
         promotion.rollback(params, "esi-merged", approver=ADA)
-    examined.promote(params, "v1", ADA, promotion.decide(params, "v1"))
+    examined.promote(params, "v1", ADA, decisions.decide(params, "v1"))
     assert kinds() == ["decision", "approval", "promotion"] * 2 + ["decision"]  # v1 against itself, already champion
 
 
 @after("v2")
 def test_a_blend_that_is_an_adapter_competes_with_the_versions(params):
-    decision = promotion.decide(params, "v1-v2")
+    decision = decisions.decide(params, "v1-v2")
     assert (decision.model, decision.champion, decision.promote) == ("esi", "v2", True)
     examined.promote(params, "v1-v2", ADA, decision)
     assert champion() == "v1-v2"
@@ -193,7 +193,7 @@ def test_a_blend_that_is_an_adapter_competes_with_the_versions(params):
 
 
 def test_a_decision_is_void_once_the_champion_is_another(params):
-    decision = promotion.decide(params, "v1")
+    decision = decisions.decide(params, "v1")
     promoted(params, "v2")
     with pytest.raises(GateError, match="v2 became the champion of esi after the decision on v1"):
         examined.promote(params, "v1", ADA, decision)
@@ -201,14 +201,14 @@ def test_a_decision_is_void_once_the_champion_is_another(params):
 
 
 def test_a_decision_is_about_one_adapter(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     with pytest.raises(GateError, match="another adapter than the v1"):
         examined.promote(params, "v1", ADA, decision)
     examined.train("v2", seed=1)
     dolls.examine(params, "v2", examined.GOOD)
     locks.record(params)
     with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
-        promotion.decide(params, "v2")
+        decisions.decide(params, "v2")
 
 
 @after("v2")
@@ -217,13 +217,13 @@ def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_
     dolls.examine(params, "v2", [5])
     locks.record(params)
     versions.register(params, "v2")
-    refused = promotion.decide(params, "v2")  # the new one, against the old
+    refused = decisions.decide(params, "v2")  # the new one, against the old
     assert (refused.champion, refused.promote) == ("v2", False)
     assert refused.candidate_digest != refused.champion_digest
-    assert promotion.decide(params, "v1").promote
+    assert decisions.decide(params, "v1").promote
     shutil.rmtree(".clinrl/champions")
     with pytest.raises(ArtefactError, match=r"another adapter than the champion v2; bring .* give what is new a name"):
-        promotion.decide(params, "v1")
+        decisions.decide(params, "v1")
 
 
 def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
@@ -241,14 +241,14 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
 
 
 def test_two_promotions_at_once_are_one(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     with promotion._moving("esi"), pytest.raises(Busy):
         examined.promote(params, "v2", ADA, decision)
     assert champion() is None
 
 
 def test_a_kill_after_the_alias_moved_is_made_good(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     examined.promote(params, "v2", ADA, decision)
     lines = paths.audit_log().read_text().splitlines(keepends=True)
     paths.audit_log().write_text("".join(lines[:-1]))  # killed before the last line
@@ -273,7 +273,7 @@ def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(
 
 
 def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     with monkeypatch.context() as patch:
         patch.setattr(versions, "point", lambda *_: (_ for _ in ()).throw(RegistryError("away")))
         for _ in range(2):
@@ -285,7 +285,7 @@ def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
 
 def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     versions.point("esi", "champion", versions.find("esi", "v3"))
-    decision = promotion.judge(params, "v3", None).model_copy(update={"promote": True})
+    decision = decisions.judge(params, "v3", None).model_copy(update={"promote": True})
     for attempt in (
         lambda: examined.promote(params, "v3", ADA, decision),
         lambda: promotion.settle(params, "v3"),
@@ -311,18 +311,18 @@ def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params
 
 @after("v2")
 def test_an_approval_is_not_good_for_the_same_question_after_the_name_moved(params):
-    first = promotion.decide(params, "v1")
+    first = decisions.decide(params, "v1")
     token = approval.sign_approval(params, first.digest, ADA)
     promotion.promote(params, "v1", decision=first, approval=token)
     promotion.rollback(params, "esi", approver=ADA)
-    again = promotion.decide(params, "v1")
+    again = decisions.decide(params, "v1")
     with pytest.raises(SignatureError, match="no approval of the decision"):
         promotion.promote(params, "v1", decision=again, approval=token)
     assert champion() == "v2"
 
 
 def test_files_that_changed_while_a_person_thought_are_not_promoted(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     with (paths.graded("v2") / "think.jsonl").open("a") as stream:
         stream.write("\n")
     with pytest.raises(ArtefactError, match="was altered since"):
@@ -367,7 +367,7 @@ def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(param
 
 def killed_between_the_names(params, monkeypatch, name):
     """A promotion that moved `previous` and not `champion`; the decision that it was about."""
-    decision, point = promotion.decide(params, name), versions.point
+    decision, point = decisions.decide(params, name), versions.point
 
     def dying(model, alias, entry):
         if alias == "champion":
@@ -409,12 +409,12 @@ def test_a_first_champion_has_nobody_before_it_though_a_promotion_was_killed(par
 
 @after("v2")
 def test_a_decision_that_comes_back_is_told_again(params):
-    first = promotion.decide(params, "v1-v2")
+    first = decisions.decide(params, "v1-v2")
     promoted(params, "v1")
-    second = promotion.decide(params, "v1-v2")
+    second = decisions.decide(params, "v1-v2")
     assert (first.champion, second.champion) == ("v2", "v1")
     promotion.rollback(params, "esi", approver=ADA)
-    again = promotion.decide(params, "v1-v2")
+    again = decisions.decide(params, "v1-v2")
     assert again == first.model_copy(update={"moved": again.moved})
     lines = audit_log.read(paths.audit_log(), keyring())
     assert [line.body["champion"] for line in lines if line.body.get("candidate") == "v1-v2"] == ["v2", "v1", "v2"]
@@ -424,7 +424,7 @@ def test_a_fold_must_keep_up_with_its_own_version(params):
     dolls.examine(params, "v2-full", [4])
     locks.record(params)
     versions.register(params, "v2-full")
-    decision = promotion.decide(params, "v2-full")
+    decision = decisions.decide(params, "v2-full")
     assert decision.champion is None
     assert not decision.promote
     assert any("against v2 on the same cases" in reason for reason in decision.reasons)
@@ -433,7 +433,7 @@ def test_a_fold_must_keep_up_with_its_own_version(params):
 def test_what_cannot_be_decided_is_said(params):
     bare = params.model_copy(update={"gates": {}})
     with pytest.raises(GateError, match="no gate for esi"):
-        promotion.decide(bare, "v2")
+        decisions.decide(bare, "v2")
     with pytest.raises(GateError, match="no champion to roll back"):
         promotion.rollback(params, "esi", approver=ADA)
     promoted(params, "v2")
@@ -444,12 +444,12 @@ def test_what_cannot_be_decided_is_said(params):
 def test_what_was_never_registered_is_not_decided_upon(params):
     shutil.rmtree("mlruns")
     with pytest.raises(RegistryError):
-        promotion.decide(params, "v2")
+        decisions.decide(params, "v2")
     assert kinds() == []
 
 
 def test_a_no_is_written_down(params):
-    decision = promotion.decide(params, "v2")
+    decision = decisions.decide(params, "v2")
     promotion.refuse(params, decision, "no answer in time")
     assert audit_log.read(paths.audit_log(), keyring())[-1].body["reason"] == "no answer in time"
     assert champion() is None
@@ -477,28 +477,28 @@ def left():
 
 @after("v2")
 def test_a_release_spends_of_the_budget_and_the_same_question_nothing_more(params):
-    refused = promotion.decide(planned(), "v3")
+    refused = decisions.decide(planned(), "v3")
     assert (refused.budget.number, refused.budget.level) == (1, pytest.approx(0.12))
     assert versions.find("esi", "v3").tags["budget_left"] == "0.08"
     lines = kinds()
-    assert promotion.decide(planned(), "v3") == refused
+    assert decisions.decide(planned(), "v3") == refused
     assert kinds() == lines
 
-    better = promotion.decide(planned(), "v1")
+    better = decisions.decide(planned(), "v1")
     assert (better.promote, better.budget.number, left()) == (True, 2, pytest.approx(0.048))
-    assert promotion.decide(planned(), "v3").budget == refused.budget, "asked again after another, still no look"
-    examined.promote(planned(), "v1", ADA, promotion.decide(planned(), "v1"))
+    assert decisions.decide(planned(), "v3").budget == refused.budget, "asked again after another, still no look"
+    examined.promote(planned(), "v1", ADA, decisions.decide(planned(), "v1"))
     assert champion() == "v1"
 
 
 @after("v2")
 def test_a_used_up_budget_refuses_what_is_new_alone(params):
     plan = planned(budget={"looks": 1})
-    promotion.decide(plan, "v3")
+    decisions.decide(plan, "v3")
     assert "the error budget of x1 is used up" in change_control.no_look_left(plan, "esi")
     with pytest.raises(GateError, match=r"the error budget of x1 is used up: 1 decisions .* draw a fresh exam"):
-        promotion.decide(plan, "v1")
-    assert not promotion.decide(plan, "v3").promote
+        decisions.decide(plan, "v1")
+    assert not decisions.decide(plan, "v3").promote
     assert change_control.no_look_left(planned(), "esi") is None
     assert change_control.no_look_left(params, "esi") is None
 
@@ -512,14 +512,14 @@ def test_a_version_outside_the_plan_is_refused_before_the_exam_is_looked_at(para
         ({"ancestors": ["v3"]}, "versions.v1.parent is 'esi-base', which leads to none of v3"),
     ):
         with pytest.raises(GateError, match=f"v1 is outside plans.esi.changes: ({names})"):
-            promotion.decide(planned(changes=changes), "v1")
+            decisions.decide(planned(changes=changes), "v1")
     with pytest.raises(GateError, match="v1 is outside"):
-        promotion.decide(planned(changes={"most_cases": 29}), "v1-v2")
+        decisions.decide(planned(changes={"most_cases": 29}), "v1-v2")
     assert kinds() == before
 
 
 def test_without_a_champion_there_is_nothing_to_be_better_than(params):
-    decision = promotion.decide(planned(), "v2")
+    decision = decisions.decide(planned(), "v2")
     assert (decision.promote, decision.budget) == (True, None)
     assert "budget" not in audit_log.read(paths.audit_log(), keyring())[-1].body
 
@@ -527,7 +527,7 @@ def test_without_a_champion_there_is_nothing_to_be_better_than(params):
 @after("v2")
 def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_version_does(params):
     for name in ("v2", "v2-full"):
-        decision = promotion.decide(planned(), name)
+        decision = decisions.decide(planned(), name)
         assert (decision.promote, decision.budget) == (True, None)
     promoted(planned(), "v2-full")
     examined.train("v2", seed=1)
@@ -537,26 +537,26 @@ def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_ver
     locks.record(params)
     for name in ("v2", "v2-full"):
         versions.register(params, name)
-    assert promotion.decide(planned(), "v2-full").budget.number == 1
+    assert decisions.decide(planned(), "v2-full").budget.number == 1
     versions.point("esi", "champion", versions.find("esi", "v2", digest=identity(read_manifest(paths.adapter("v2")))))
-    assert promotion.judge(planned(), "v2-full", versions.holder("esi-merged", "champion")).budget is None
+    assert decisions.judge(planned(), "v2-full", versions.holder("esi-merged", "champion")).budget is None
 
 
 @after("v2")
 def test_decisions_of_before_there_was_a_plan_are_read_and_spend_nothing(params):
-    old = promotion.decide(params, "v1")
+    old = decisions.decide(params, "v1")
     assert (old.promote, old.budget) == (True, None)
-    assert promotion.decide(planned(), "v1").budget.number == 1
+    assert decisions.decide(planned(), "v1").budget.number == 1
 
 
 @after("v2")
 def test_a_decision_that_another_one_overtook_is_made_anew(params, monkeypatch):
-    judged = promotion.judge(planned(), "v1", versions.holder("esi", "champion"))
-    promotion.decide(planned(), "v3")
-    monkeypatch.setattr(promotion, "judge", lambda *_: judged)
+    judged = decisions.judge(planned(), "v1", versions.holder("esi", "champion"))
+    decisions.decide(planned(), "v3")
+    monkeypatch.setattr(decisions, "judge", lambda *_: judged)
     before = kinds()
     with pytest.raises(GateError, match="another decision looked at this exam while v1 was decided; decide again"):
-        promotion.decide(planned(), "v1")
+        decisions.decide(planned(), "v1")
     assert kinds() == before
 
 
@@ -573,9 +573,9 @@ def test_a_champion_may_be_asked_that_was_approved_or_brought_back_and_no_other(
     promotion.rollback(params, "esi", approver=ADA)
     assert champion() == "v2"
     check()
-    promotion.decide(params, "v3")
+    decisions.decide(params, "v3")
     versions.point("esi", "candidate", versions.find("esi", "v3"))
-    versions.tag(versions.find("esi", "v3"), {"gate": "passed"})  # the audit file knows better
+    versions.tag(versions.find("esi", "v3"), {"gate": "passed"})  # the audit log knows better
     with pytest.raises(GateError, match="v3 was refused by its gate, or trained on a waiver, and is no candidate"):
         check("candidate")
     log = paths.audit_log().read_text()

@@ -9,7 +9,7 @@ import examined
 from clinrl import artifacts, paths
 from clinrl.errors import ArtefactError, GateError
 from clinrl.registry import versions
-from clinrl.release import audit_log, lineage, promotion, standing
+from clinrl.release import audit_log, decisions, lineage, promotion, standing
 from clinrl.signing import approval, dsse, keys
 
 __all__ = ["params", "projects"]
@@ -27,7 +27,7 @@ def with_approver(ada):
 
 
 def release(params, ada, name):
-    decision = promotion.decide(params, name)
+    decision = decisions.decide(params, name)
     token = approval.token(decision.digest, ADA, ada)
     signed = approval.check_token(params, decision.digest, token, ADA)[1]
     return promotion.promote(params, name, decision=decision, approval=signed)
@@ -49,7 +49,7 @@ def check(params):
 
 @after("v2")
 def test_an_approval_is_not_good_after_the_name_went_to_and_fro(params):
-    first = promotion.decide(params, "v1")
+    first = decisions.decide(params, "v1")
     token = approval.token(first.digest, ADA, keys.signer("embedded"))
     signed = approval.check_token(params, first.digest, token, ADA)[1]
     promotion.promote(params, "v1", decision=first, approval=signed)
@@ -65,7 +65,7 @@ def test_a_champion_by_name_only_is_no_rival(params, now):
     planned_ = planned()
     versions.point("esi", "champion", now and versions.find("esi", now))
     with pytest.raises(GateError, match=r"is the champion of esi in the registry, and .* tells otherwise"):
-        promotion.decide(planned_, "v1-v2")
+        decisions.decide(planned_, "v1-v2")
 
 
 @after("v1")
@@ -78,7 +78,7 @@ def test_a_registry_that_lost_its_champion_gets_it_back(params):
 def test_a_decision_on_one_version_makes_no_other_champion(params, ada):
     approved = with_approver(ada)
     release(approved, ada, "v2")
-    assert not promotion.decide(approved, "v3").promote
+    assert not decisions.decide(approved, "v3").promote
     refused = versions.find("esi", "v3")
     of_another = {"version": "v3", "number": refused.number, "digest": refused.digest}
     write(approved, "promotion", last(approved, "promotion") | of_another)
@@ -120,12 +120,12 @@ def test_a_rollback_goes_where_the_audit_file_says(params, alias):
 
 @after("v2")
 def test_another_test_of_the_same_answers_is_another_look(params):
-    first = promotion.decide(planned(protocol={"superior": "critical_under"}), "v1")
-    assert promotion.decide(planned(protocol={"superior": "critical_under"}), "v1") == first
-    second = promotion.decide(planned(protocol={"superior": "exact"}), "v1")
+    first = decisions.decide(planned(protocol={"superior": "critical_under"}), "v1")
+    assert decisions.decide(planned(protocol={"superior": "critical_under"}), "v1") == first
+    second = decisions.decide(planned(protocol={"superior": "exact"}), "v1")
     assert (first.budget.number, second.budget.number) == (1, 2)
     with pytest.raises(GateError, match="used up"):
-        promotion.decide(planned(protocol={"superior": "exact", "screen": 0.2}, budget={"looks": 1}), "v1")
+        decisions.decide(planned(protocol={"superior": "exact", "screen": 0.2}, budget={"looks": 1}), "v1")
 
 
 @after("v2")
@@ -138,7 +138,7 @@ def test_a_line_is_what_was_written_byte_by_byte(params):
 
 @after("v2")
 def test_a_name_that_cannot_be_written_approves_nothing_and_such_a_reason_is_still_a_no(params):
-    decision = promotion.decide(params, "v1")
+    decision = decisions.decide(params, "v1")
     with pytest.raises(GateError, match="needs the name of the person"):
         examined.promote(params, "v1", "A\udcff", decision)
     promotion.refuse(params, decision, "no \ud800")

@@ -21,7 +21,7 @@ import examined
 from champions import ADA
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
-from clinrl.release import promotion
+from clinrl.release import decisions, promotion
 from processes import patience_s
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_twenty_promotions_and_rollbacks_lose_no_request(released: Any) -> None:
                 for _ in range(ROUNDS):
                     promotion.rollback(released, "esi", approver=ADA)
                     delays.append(followed("v2"))
-                    examined.promote(released, "v1", ADA, promotion.decide(released, "v1"))
+                    examined.promote(released, "v1", ADA, decisions.decide(released, "v1"))
                     delays.append(followed("v1"))
             finally:
                 done.set()

@@ -14,7 +14,7 @@ from clinrl.artifacts import read_manifest, seal
 from clinrl.cli import main as cli
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.release import promotion
+from clinrl.release import decisions
 from clinrl.site import build
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -40,8 +40,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         params = load_params()
-        promotion.decide(params, "v3")
-        examined.promote(params, "v1", "Ada Lovelace", promotion.decide(params, "v1"))
+        decisions.decide(params, "v3")
+        examined.promote(params, "v1", "Ada Lovelace", decisions.decide(params, "v1"))
         text = Path("params.yaml").read_text(encoding="utf-8")
         Path("params.yaml").write_text(text.replace("    seed: 2\n", f"    seed: 2\n    why: {json.dumps(HOSTILE)}\n"))
         rewrite("v2", f"{HOSTILE}\u2028")

@@ -1,4 +1,4 @@
-"""How a version stands at its gate, from reports alone; tests of the site have what the audit file says."""
+"""How a version stands at its gate, from reports alone; tests of the site have what the audit log says."""
 
 import pytest
 

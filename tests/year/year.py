@@ -250,7 +250,7 @@ def masked(text: str) -> str:
 
 
 def champion() -> str:
-    """Whom the audit file of the checkout calls champion; empty before the first."""
+    """Whom the audit log of the checkout calls champion; empty before the first."""
     lines = [
         line for line in audit_log.read(paths.audit_log(), keys.keyring()) if line.kind in ("promotion", "rollback")
     ]
@@ -360,7 +360,7 @@ def are_counted(idents: Sequence[str]) -> bool:
 
 
 def said(line: audit_log.Entry) -> dict[str, Any]:
-    """A line of the audit file without its digests."""
+    """A line of the audit log without its digests."""
     held = line.body
     who = held.get("approver", "")
     match line.kind:

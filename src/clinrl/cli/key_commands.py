@@ -14,7 +14,7 @@ HERE, APPROVALS, REBUILDS = "this checkout", "approvals", "rebuilds"
 
 
 def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: str = "", as_json: bool = False) -> int:
-    """Make this checkout's key, list which keys count for what, let one more count, or vouch for the audit file."""
+    """Make this checkout's key, list which keys count for what, let one more count, or vouch for the audit log."""
     if action == "vouch":
         return _vouch(source, reason)
     if action == "init":
@@ -40,12 +40,12 @@ def _row(name: str, key: ring.Key, counts_for: str) -> dict[str, str]:
 
 
 def _vouch(source: Path, reason: str) -> int:
-    """Sign the audit file after a key was revoked, and name the keys whose lines stand by that. 1: there were none."""
+    """Sign the audit log after a key was revoked, and name the keys whose lines stand by that. 1: there were none."""
     from clinrl.release.promotion import vouch
 
     revoked = vouch(load_params(source), reason)
     if not revoked:
-        print("clinrl: the audit file has no line whose key does not count; nothing was added", file=sys.stderr)
+        print("clinrl: the audit log has no line whose key does not count; nothing was added", file=sys.stderr)
         return 1
     print("\n".join(revoked))
     return 0

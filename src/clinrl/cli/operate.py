@@ -17,7 +17,7 @@ RELEASE = {
         "model itself, to MLflow. The same adapter is one model version, however often it is registered. NAME must "
         "have been evaluated.",
         examples="clinrl register esi-v49\nclinrl register esi-v49-full\n"
-        "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
+        "(set -a; . .clinrl/servers/credentials.env; MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49)",
         runs="cli.registry_commands:register",
         arguments=(name("NAME", "a version or a merge of params.yaml"),),
         also="mlflow log",
@@ -26,7 +26,7 @@ RELEASE = {
         help="log the answers of an exam to MLflow, one trace each",
         description="Logs graded answers of NAME, which must be registered, to MLflow: request, turns, calls of tools, "
         "reward and gold label. Of each mode the wrong answers come first, then right ones, 200 in all, unless --all. "
-        "An answer that is there is not logged again. Somebody's records are refused.",
+        "An answer that is there is not logged again. Exams that were imported are refused.",
         examples="clinrl traces esi-v49\nclinrl traces audit-v3 --all",
         runs="exports.traces:stage",
         arguments=(REGISTERED, arg("--all", dest="every", action="store_true", help="every answer of every mode")),
@@ -69,7 +69,7 @@ RELEASE = {
     "promote": Command(
         help="make a version or a merge the champion",
         description="Decides, and if every limit of the gate holds moves the alias champion to NAME and previous to "
-        "the champion before. The decision and the approver's name go to the audit file and to the version's tags.",
+        "the champion before. The decision and the approver's name go to the audit log and to the version's tags.",
         examples='clinrl promote esi-v49 --approver "Ada Lovelace"\n'
         'clinrl promote esi-v49-full --approver "Ada Lovelace"',
         runs="cli.registry_commands:promote",
@@ -102,7 +102,7 @@ RELEASE = {
         description="Writes files that the unmodified tool opens, to data/exports unless --out says otherwise. "
         "`inspect` writes an exam from its graded answers as a log of Inspect, and needs Inspect in an environment of "
         "its own. `lm-eval` and `verifiers` write a task with cases of the pool mine, or its exam with --open-exam. "
-        "Somebody's records are refused. `openenv` writes the manifest of what `clinrl openenv` serves.",
+        "Imported data is refused. `openenv` writes the manifest of what `clinrl openenv` serves.",
         examples="clinrl export inspect esi-v49\nclinrl export inspect audit-v3 --mode direct --out logs\n"
         "clinrl export lm-eval esi --out tasks\nclinrl export verifiers audit\nclinrl export openenv esi",
         runs="cli.export_commands:export",
@@ -165,11 +165,11 @@ RELEASE = {
             arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
             arg("--known-as", metavar="HOST", nargs="+", default=(), help="other names by which clients reach it"),
             arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
-            arg("--at-once", type=natural(1), metavar="N", default=8, help="answered together; default: 8"),
-            arg("--queue", type=natural(0), metavar="N", default=64, help="that wait, beyond which 429; default: 64"),
-            arg("--tokens", type=natural(1), metavar="N", default=4096, help="most of an answer; default: 4096"),
+            arg("--at-once", type=natural(1), metavar="N", default=8, help="requests answered together; default: 8"),
+            arg("--queue", type=natural(0), metavar="N", default=64, help="requests that wait, more get 429; default: 64"),
+            arg("--tokens", type=natural(1), metavar="N", default=4096, help="most tokens of an answer; default: 4096"),
             arg("--timeout", type=natural(1), metavar="S", default=120, help="seconds of a request; default: 120"),
-            arg("--shadow", type=share, metavar="SHARE", default=0.0, help="asked of the candidate too; default: none"),
+            arg("--shadow", type=share, metavar="SHARE", default=0.0, help="of requests, also asked of the candidate; default: none"),
         ),
         also="openai api chat endpoint http vllm infer inference ask",
     ),
@@ -202,10 +202,10 @@ RELEASE = {
             name("TASK"),
             arg("--lives", type=natural(1), metavar="N", default=1000, help="default: 1000"),
             arg("--weeks", type=natural(1), metavar="N", default=52, help="drafts in a life; default: 52"),
-            arg("--cases", type=natural(1), metavar="N", help="of the exam; default: as many as the plan's exam has"),
+            arg("--cases", type=natural(1), metavar="N", help="cases of the exam; default: as many as the plan's exam has"),
             arg("--mine", type=natural(1), metavar="N", help="cases of the mine data; default: as many as it has"),
             arg(
-                "--wrong", type=share, metavar="SHARE", default=0.106, help="that the champion errs in; default: 0.106"
+                "--wrong", type=share, metavar="SHARE", default=0.106, help="of cases that the champion errs in; default: 0.106"
             ),
             arg(
                 "--discordance",
@@ -265,13 +265,13 @@ INSPECT = {
         description="WHICH is an alias (champion, candidate, previous), a version of params.yaml or a number.",
         examples="clinrl lookup esi champion\nclinrl lookup esi esi-v49 --json",
         runs="cli.registry_commands:lookup",
-        arguments=(MODEL, arg("which", metavar="WHICH", nargs="?", help="alias, version or number"), JSON),
+        arguments=(MODEL, arg("which", metavar="WHICH", nargs="?", help="needed: alias, version or number"), JSON),
         also="alias champion find which",
     ),
     "lineage": Command(
         help="check where a version comes from, link by link",
         description="Files, parents, base, data, exam, registry, gate and approver of NAME and what it was made "
-        "from, from manifests, the registry's tags and the audit file. Exit code 0: no link is broken; 1: one is.",
+        "from, from manifests, the registry's tags and the audit log. Exit code 0: no link is broken; 1: one is.",
         examples="clinrl lineage esi-v49\nclinrl lineage esi-v49-full --json",
         runs="cli.registry_commands:lineage",
         arguments=(name("NAME", "a version or a merge of params.yaml"), JSON),
@@ -378,7 +378,7 @@ SETUP = {
         description="`init` makes this checkout's key in .clinrl/keys; if CLINRL_SIGNING_KEY or "
         "CLINRL_SIGNING_KEY_FILE names one that is elsewhere, it keeps only the public half. `show` lists whose "
         "signatures count here. `trust` lets those of one more key count. `vouch` is for the day after a key was "
-        "revoked: it signs what that key left at the end of the audit file.",
+        "revoked: it signs what that key left at the end of the audit log.",
         examples='clinrl keys init\nclinrl keys show --json\nclinrl keys trust "Ada Lovelace" "$(cat ada.pub)"\n'
         "CLINRL_SIGNING_KEY=agent clinrl keys init\n"
         'clinrl keys vouch "laptop stolen; lines 1 to 12 are ours"',
@@ -395,8 +395,8 @@ SETUP = {
                 ),
             ),
             "vouch": (
-                "sign the audit file, of which you read what a key signed that was revoked since",
-                (arg("reason", metavar="REASON", help="why the key was revoked, for the audit file"),),
+                "sign the audit log anew after you read the lines of a key that was revoked",
+                (arg("reason", metavar="REASON", help="why the key was revoked, for the audit log"),),
             ),
         },
         takes=("source",),

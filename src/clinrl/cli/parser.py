@@ -18,7 +18,7 @@ EPILOG = """examples:
   clinrl train --help
 
 exit codes: 0 done; 1 refused; 2 the command or params.yaml is wrong;
-3 training ended without an adapter; 4 an alarm ended it; 75 busy: another
+3 training ended without an adapter; 4 an alert ended it; 75 busy: another
 command writes the same artefact; 130 interrupted; 141 nobody read on.
 
 Commands run in the project's root. `dvc repro` runs what is out of date, in

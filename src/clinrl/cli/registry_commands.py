@@ -19,7 +19,7 @@ from clinrl.evaluation.answers import HISTORY
 from clinrl.pipeline import plan as plans
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
-from clinrl.release import audit_log, promotion
+from clinrl.release import audit_log, decisions, promotion
 from clinrl.release import lineage as lineages
 from clinrl.reports import numbers
 from clinrl.reports.tables import show
@@ -48,7 +48,7 @@ def decide(params: Params, name: str, *, as_json: bool = False) -> int:
 
     The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
     """
-    decision = promotion.decide(params, name)
+    decision = decisions.decide(params, name)
     body = decision.model_dump(mode="json")
     if as_json:
         print(json.dumps(body | {"digest": decision.digest}, indent=2, ensure_ascii=False))
@@ -80,7 +80,7 @@ def promote(params: Params, name: str, *, approver: str, token: str | None = Non
     approver = promotion.check_approver(approver)
     entry = promotion.settle(params, name)  # the same command, given again after a kill
     if entry is None:
-        decision = promotion.decide(params, name)
+        decision = decisions.decide(params, name)
         if token is None:
             approval = sign_approval(params, decision.digest, approver)
         else:
@@ -222,7 +222,7 @@ def plan(params: Params, version: str | None = None, *, graph: str | None = None
 
 
 def _gate_verdicts(params: Params) -> dict[str, str]:
-    """How the last decision on each version ended, as far as there is an audit file that can be read."""
+    """How the last decision on each version ended, as far as there is an audit log that can be read."""
     with suppress(Refused):
         entries = audit_log.lines(params)
         decisions = [entry.body for entry in entries if entry.kind == "decision"]

@@ -1,4 +1,4 @@
-"""The audit file: every decision, approval, promotion and rollback, one JSON line each, chained by hash and signed.
+"""The audit log: every decision, approval, promotion and rollback, one JSON line each, chained by hash and signed.
 
 Append-only: each line names the digest of the one before it, so a line that was changed, dropped or put in between
 breaks the chain at a place that `read` names. Each is signed by whoever wrote it, and with it all before it, so that a
@@ -27,6 +27,7 @@ from clinrl.artifacts import canonical_json, digest
 from clinrl.errors import ArtefactError, SignatureError
 from clinrl.signing.dsse import pae
 from clinrl.signing.keys import Key, Signer, trusted_keys
+from clinrl.signing.keys import signer as our_signer
 from clinrl.types import Strict
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def read(path: Path, keys: Mapping[str, Key]) -> list[Entry]:
 
 
 def check_committed(path: Path) -> None:
-    """Refuse an audit file that lacks lines which git has at HEAD: a clean cut breaks no chain. Raises ArtefactError.
+    """Refuse an audit log that lacks lines which git has at HEAD: a clean cut breaks no chain. Raises ArtefactError.
 
     Says nothing where there is no git, or where the file was never committed.
     """
@@ -144,8 +145,14 @@ def lines(params: "Params") -> list[Entry]:
     return read(paths.audit_log(), trusted_keys(params))
 
 
+def write(params: "Params", kind: Kind, body: dict[str, Any], **how: Any) -> None:
+    """Add a line to the project's own file, signed with this machine's key. Raises, and takes `how`, as `append`."""
+    ours = our_signer(params.scale)  # the first one makes a key, which counts then
+    append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
+
+
 def uncounted_keys(path: Path, keys: Mapping[str, Key]) -> list[str]:
-    """Fingerprints of the keys that signed the last lines of the audit file, down to one whose key counts."""
+    """Fingerprints of the keys that signed the last lines of the audit log, down to one whose key counts."""
     known = _by_fingerprint(keys)
     entries = _parse(path.read_bytes(), path, known, reviewed=True) if path.exists() else []
     return [*dict.fromkeys(entry.key for entry in takewhile(lambda entry: entry.key not in known, reversed(entries)))]
@@ -166,9 +173,7 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
             entry = Entry.model_validate_json(line)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
-            raise ArtefactError(
-                f"{path} line {number} is not an entry of the audit file ({reason}); {advice}"
-            ) from None
+            raise ArtefactError(f"{path} line {number} is not an entry of the audit log ({reason}); {advice}") from None
         is_written = line == canonical_json(entry.model_dump(mode="json")).encode()  # readers differ on a key twice
         if not is_written or entry.digest != digest(entry.content):
             raise ArtefactError(f"{path} line {number} was altered after it was written; {advice}")

@@ -1,4 +1,4 @@
-"""The error budget of an exam: what its decisions may spend, and what is left, counted anew from the audit file.
+"""The error budget of an exam: what its decisions may spend, and what is left, counted anew from the audit log.
 
 Each decision against a champion is a look at the exam, and may pass a candidate that is no better with a chance of at
 most its `level`: a share of what is left. A look that refuses has spent its level. One that passes gets it back, and
@@ -71,7 +71,7 @@ class Spent(Look):
 
 @dataclass(frozen=True)
 class Account:
-    """What the audit file says of one exam."""
+    """What the audit log says of one exam."""
 
     left: float
     """What is left of the budget."""

@@ -146,7 +146,7 @@ def _where(cited: Cited, source: Path, keys: Sequence[str]) -> Place:
 
 
 def _last(cited: Cited, kind: str, digest: str | None) -> str | None:
-    """Place in the audit file of the last line of a kind on an adapter; None without one."""
+    """Place in the audit log of the last line of a kind on an adapter; None without one."""
     log, key = str(paths.audit_log()), {"decision": "candidate_digest", "promotion": "digest"}[kind]
     lines = [at for at in cited.names(log) if cited.look(log, at, "kind") == kind]
     return next((at for at in reversed(lines) if cited.look(log, at, "body", key) == digest), None)

@@ -45,7 +45,7 @@ class Decision(Strict):
     """None: there is no champion yet, so that only the absolute limits and the floors count."""
     champion_digest: str | None
     moved: str | None
-    """The line of the audit file that tells of the last promotion or rollback before: an approval of a decision counts
+    """The line of the audit log that tells of the last promotion or rollback before: an approval of a decision counts
     until the champion's name moves, and never again."""
     exam_digest: str
     findings: tuple[Finding, ...]

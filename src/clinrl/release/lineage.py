@@ -1,7 +1,7 @@
 """Where a version comes from, link by link, and whether each link still holds.
 
 From the adapter's files over its parents to the base, with the data, the exam, the gate and the approver on the way.
-Everything is read from files, from dvc.lock, from the registry and from the audit file; where two of them tell of the
+Everything is read from files, from dvc.lock, from the registry and from the audit log; where two of them tell of the
 same thing they must agree. Nothing is rebuilt and no model is loaded.
 """
 
@@ -21,8 +21,8 @@ from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release import promotion as release
-from clinrl.signing import approval
+from clinrl.release.moves import approver_of, check_turn, moves, recorded_champion
+from clinrl.release.promotion import check_folded
 from clinrl.types import Manifest, Strict
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
@@ -239,13 +239,13 @@ def _registry_link(params: Params, name: str, manifest: Manifest) -> Link:
 
 
 def _check_unregistered(params: Params, model: str, name: str, digest: str, why: str) -> tuple[str, str]:
-    """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
+    """Why the registry lacks a version. Raises Refused if the audit log tells of it: then it was lost there."""
     lines = audit_log.lines(params)
     if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
         return "", f"is not registered; `clinrl register {name}` does it ({why})"
     again = f"`clinrl register {name}`"
-    if release.recorded_champion(model, lines) == digest:
-        again += f", then `clinrl promote {name}`, since the audit file says that it is champion"
+    if recorded_champion(model, lines) == digest:
+        again += f", then `clinrl promote {name}`, since the audit log says that it is champion"
     raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {again}")
 
 
@@ -264,7 +264,7 @@ def _check_registered(params: Params, name: str, entry: "versions.Entry", manife
 
 
 def _release_links(params: Params, name: str) -> Iterator[Link]:
-    """The gate and the approver of the version itself, from the audit file and the registry's tags."""
+    """The gate and the approver of the version itself, from the audit log and the registry's tags."""
     model, folder = params.model(name).registered, params.model(name).folder
     try:
         lines = audit_log.lines(params)
@@ -305,7 +305,7 @@ def _check_decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) 
     known = {artifacts.digest(line.body): line.body for line in decisions}
     digest = entry.tags.get("decision", "")
     if digest not in known:
-        raise Refused(f"the registry's tag decision of {name} is none of the audit file's; run `clinrl decide {name}`")
+        raise Refused(f"the registry's tag decision of {name} is none of the audit log's; run `clinrl decide {name}`")
     body = known[digest]
     measured = [finding for finding in body["findings"] if finding["observed"] is not None]
     named = [finding for finding in measured if not (finding["passed"] and finding["limit"].startswith("above "))]
@@ -323,16 +323,16 @@ def _check_unpromoted(model: str, name: str, digest: str, lines: Sequence[audit_
 
 
 def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> "versions.Entry":
-    """The registered version, which must be champion exactly if the audit file says so. Raises Refused."""
+    """The registered version, which must be champion exactly if the audit log says so. Raises Refused."""
     entry = versions.find(model, name, digest=digest)
-    is_named, is_recorded = versions.CHAMPION in entry.aliases, release.recorded_champion(model, lines) == digest
+    is_named, is_recorded = versions.CHAMPION in entry.aliases, recorded_champion(model, lines) == digest
     if is_named != is_recorded:
         raise Refused(
             f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.audit_log()} "
             "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"
         )
     if is_recorded:
-        release.check_turn(release.moves(model, lines))
+        check_turn(moves(model, lines))
     return entry
 
 
@@ -347,14 +347,14 @@ def _check_approved(
     body = promotion.body
     passed = {artifacts.digest(line.body) for line in decisions if line.body["promote"]}
     if body["decision"] not in passed:
-        raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
+        raise Refused(f"{name} was promoted on a decision that the audit log does not have as passed")
     if body["approved"] != body["decision"]:  # that of the version, of which a full model is made
-        release.check_folded(params, name, body["approved"])
-    if approval.approver_of(body["approval"], body["approved"], approval.approvers(params)) != body["approver"]:
-        raise Refused(f"the audit file names {body['approver']!r} as approver of {name}, and somebody else signed")
+        check_folded(params, name, body["approved"])
+    if approver_of(params, promotion) != body["approver"]:
+        raise Refused(f"the audit log names {body['approver']!r} as approver of {name}, and somebody else signed")
     tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")
     if tagged != body["approver"]:
-        raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit file {body['approver']!r}")
+        raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit log {body['approver']!r}")
     return promotion.digest, f"was approved by {body['approver']} at {promotion.at}"
 
 

@@ -9,7 +9,8 @@ from clinrl.errors import ArtefactError, GateError, ParamsError, RegistryError
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
-from clinrl.release import audit_log, promotion
+from clinrl.release import audit_log
+from clinrl.release.moves import approver_of, check_turn, moves, recorded_champion
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -84,14 +85,14 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
         ):
             raise GateError(f"{entry.name} was refused by its gate, or trained on a waiver, and is no candidate")
         return
-    if promotion.recorded_champion(entry.model, lines) != entry.digest:
+    if recorded_champion(entry.model, lines) != entry.digest:
         raise GateError(
             f"{entry.name} is the champion of {entry.model} by name only: {log} knows of no approval that made it so"
         )
-    moves = promotion.moves(entry.model, lines)
-    promotion.check_turn(moves)
-    body = moves[-1].body
-    if moves[-1].kind != "rollback":
+    turns = moves(entry.model, lines)
+    check_turn(turns)
+    body = turns[-1].body
+    if turns[-1].kind != "rollback":
         about = body["approved"]
         made = next((one for one in decisions if artifacts.digest(one) == body["decision"] and one["promote"]), None)
         if made is None or made["candidate_digest"] != entry.digest:
@@ -101,7 +102,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
             agreed = next((one for one in decisions if artifacts.digest(one) == about and one["promote"]), None)
             if fold is None or agreed is None or agreed["candidate"] != fold.version:
                 raise GateError(f"{log} has no passed decision on the version of which {entry.name} is made")
-    if promotion.approver_of(params, moves[-1]) != body["approver"]:
+    if approver_of(params, turns[-1]) != body["approver"]:
         raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 
 

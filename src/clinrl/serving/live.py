@@ -21,7 +21,7 @@ from clinrl.models.generate import Sampler
 from clinrl.registry import versions
 from clinrl.registry.pyfunc import Served, read
 from clinrl.release import audit_log
-from clinrl.release.promotion import recorded_champion
+from clinrl.release.moves import recorded_champion
 from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Backend
 from clinrl.signing.keys import PUBLIC, TRUSTED
@@ -73,7 +73,7 @@ class Live:
         self._allowed: dict[str, tuple[object, ...]] = {}
         """What was said of a version when it was last allowed, by alias."""
         self._recorded: tuple[object, str | None] = None, None
-        """The champion by the audit file, its digest, and the file and the keys by which it was read."""
+        """The champion by the audit log, its digest, and the file and the keys by which it was read."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
         """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
@@ -124,7 +124,7 @@ class Live:
             self._say("params", f"params.yaml is not read again: {error}")
 
     def _holder(self, alias: str) -> versions.Entry | None:
-        """Who is to be asked by an alias. As champion, whom the audit file knows as champion.
+        """Who is to be asked by an alias. As champion, whom the audit log knows as champion.
 
         A scheduled retraining moves the name before its lines are merged: the champion before is approved until then.
         """
@@ -147,7 +147,7 @@ class Live:
         return self._read, _state_of(PUBLIC, *sorted(TRUSTED.glob("*.pub")))
 
     def _check(self, alias: str, entry: versions.Entry) -> None:
-        """Refuse what may not be served, if the audit file or the registry says anything new, or other keys count.
+        """Refuse what may not be served, if the audit log or the registry says anything new, or other keys count.
 
         Raises GateError, and SignatureError where nobody signed whose key counts still.
         """

@@ -86,7 +86,7 @@ class Site:
 
     @cached_property
     def log(self) -> tuple[list[audit_log.Entry], str]:
-        """The audit file, and why it cannot be believed."""
+        """The audit log, and why it cannot be believed."""
         try:
             return audit_log.lines(self.params), ""
         except Refused as refused:

@@ -1,4 +1,4 @@
-"""How a version stands at its gate, from the audit file where it tells of it, else from its reports alone."""
+"""How a version stands at its gate, from the audit log where it tells of it, else from its reports alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from clinrl.config.params import Params
 from clinrl.release import gate
 from clinrl.release.audit_log import Entry
 from clinrl.release.form import BOTH_MODES, Finding
-from clinrl.release.promotion import recorded_champion
+from clinrl.release.moves import recorded_champion
 from clinrl.types import Estimate
 
 State = Literal["base", "open", "refused", "passed", "champion", "waived"]
 MEANS: Mapping[State, str] = {
-    "champion": "holds the name champion, by the audit file",
+    "champion": "holds the name champion, by the audit log",
     "passed": "a decision says that it may be promoted",
     "refused": "a decision refuses it, or its exam breaks a limit of the gate",
     "open": "nobody has decided, and its exam breaks no limit that can be told without a rival",
@@ -34,13 +34,13 @@ class Standing:
     findings: tuple[Finding, ...] = ()
     """Of the last decision; without one, the limits that can be held against reports alone."""
     lines: tuple[Entry, ...] = ()
-    """All of the audit file that is about it."""
+    """All of the audit log that is about it."""
 
 
 def standing(
     params: Params, model: Model, reports: Mapping[str, EvalReport], agreement: Estimate | None, log: Sequence[Entry]
 ) -> Standing:
-    """How a model stands. `agreement` is that of its modes, `log` the whole audit file."""
+    """How a model stands. `agreement` is that of its modes, `log` the whole audit log."""
     if model.kind == "base":
         return Standing("base", "The base, from which all versions start.")
     mine = next((report.adapter_digest for report in reports.values()), "")
@@ -69,7 +69,7 @@ def standing(
 
 
 def about(mine: str, log: Sequence[Entry]) -> list[Entry]:
-    """The lines of the audit file that are about a model, by its digest, or by that of a decision on it."""
+    """The lines of the audit log that are about a model, by its digest, or by that of a decision on it."""
     names = {mine} | {
         digest(line.body) for line in log if line.kind == "decision" and line.body["candidate_digest"] == mine
     }

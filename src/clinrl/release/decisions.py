@@ -1,0 +1,181 @@
+"""The decision on a candidate: the task's gate is held against the exam of a registered version or merge.
+
+What is decided upon is held against dvc.lock and against its transcripts. A decision counts for one adapter against one
+champion, and the audit file has it before anything is renamed.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from clinrl import artifacts, paths
+from clinrl.analysis import baselines
+from clinrl.analysis.paired import Answers
+from clinrl.config.params import Params
+from clinrl.data.dataset import corpora
+from clinrl.errors import ArtefactError, GateError
+from clinrl.evaluation.answers import load_answers, open_run
+from clinrl.provenance import lock, rebuilt
+from clinrl.registry import versions
+from clinrl.registry.log_run import stated
+from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
+from clinrl.release import audit_log, budget, gate, superiority
+from clinrl.release.change_control import outside_plan, trained_otherwise
+from clinrl.release.gate import Decision
+from clinrl.release.moves import is_of, last_move, recorded_champion
+from clinrl.runtime.dvc_digest import md5
+
+
+def decide(params: Params, name: str) -> Decision:
+    """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
+
+    The same question asked again adds no line to the audit file. Raises GateError if the task has no gate, if the
+    version is outside its change plan, if the error budget of the exam is used up, or if the registry has another
+    champion than the audit file; RegistryError if the version was never registered; and ArtefactError if it and the
+    champion did not take the same exam in the same modes, or if something of either is not what dvc.lock records or
+    what its transcripts say.
+    """
+    model = params.model(name).registered
+    entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
+    versions.check_intact(params, entry)
+    decision = judge(params, name, _champion(params, model, entry.digest))
+    if entry.digest != decision.candidate_digest:
+        raise GateError(
+            f"the answers of {name} are not those of the {name} that is registered; run `clinrl register {name}` first"
+        )
+    body = decision.model_dump(mode="json")
+
+    def is_recorded(lines: Sequence[audit_log.Entry]) -> bool:
+        budget.check_current(lines, decision)
+        decisions = [line.body for line in lines if line.kind == "decision"]
+        return next((b for b in reversed(decisions) if b["candidate_digest"] == entry.digest), None) == body
+
+    audit_log.write(params, "decision", body, unless=is_recorded)
+    tags = {"gate": "passed" if decision.promote else "refused", "decision": decision.digest}
+    versions.tag(entry, tags | ({"budget_left": f"{decision.budget.left_after:.4g}"} if decision.budget else {}))
+    if not decision.promote and CANDIDATE in entry.aliases:
+        versions.point(model, CANDIDATE, None)
+    return decision
+
+
+def judge(params: Params, name: str, champion: Entry | None) -> Decision:
+    """The decision on a version or a merge, from what its transcripts say. Writes nothing; raises as `decide` does.
+
+    A full model is held against its version too, since that is what was approved. The simple policies are computed
+    here, from the cases of the exam and of the training.
+    """
+    model = params.model(name)
+    task = model.task.name
+    if task not in params.gates:
+        raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
+    if reason := stated(params, name, "waiver"):
+        raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
+    for part in params.parts(name):
+        if field := trained_otherwise(params, part):
+            raise GateError(
+                f"{part} was trained with another {field} than params.yaml has now; put it back, or run "
+                f"`dvc repro evaluate@{part}`"
+            )
+    if refusal := outside_plan(params, name):
+        raise GateError(refusal)
+    lock.demand(params, name)
+    run = open_run(params, model)
+    if (modes := artifacts.read_manifest(paths.graded(name)).spec["modes"].keys()) != run.modes.keys():
+        raise GateError(
+            f"{name} was evaluated in {' and '.join(modes)}, and params.yaml has {' and '.join(run.modes)}; run "
+            f"`dvc repro evaluate@{name}`"
+        )
+
+    def answers(other: str, folder: Path) -> dict[str, Answers]:
+        return {mode: load_answers(run, mode, other, folder) for mode in run.modes}
+
+    plan, digest = params.plans.get(task), _answered_by(paths.graded(name))
+    rivals, look = {}, None
+    if champion is not None:
+        folder = _champions_answers(params, champion)
+        rivals[superiority.CHAMPION] = answers(champion.name, folder)
+        if plan and digest != champion.digest and not _is_made_of_champion(params, name):
+            both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
+            tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
+            test = superiority.TEST if run.clusters is None else superiority.TEST_OF_CLUSTERS
+            key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], test]))
+            held = budget.account(audit_log.lines(params), run.exam_digest, plan.budget.alpha)
+            look = budget.look(held, plan.budget, key, model.exam)
+    if name in params.merges.folds:
+        version = params.merges.folds[name].version
+        rivals[version] = answers(version, paths.graded(version))
+    moved = last_move(model.registered, audit_log.lines(params))
+    return gate.decide(
+        model.task,
+        params.gates[task],
+        params.scale,
+        answers(name, paths.graded(name)),
+        rivals,
+        baselines.answers(model.task, run.cases, [*chain.from_iterable(corpora(params, model).values())]),
+        model=model.registered,
+        digest=digest,
+        champion=(champion.name, champion.digest) if champion else (None, None),
+        moved=moved.digest if moved else None,
+        rebuilders=rebuilt.count(params, name, digest) if params.gates[task].rebuilt else (),
+        protocol=plan.protocol if plan else None,
+        look=look,
+    )
+
+
+def _champion(params: Params, model: str, candidate: str) -> Entry | None:
+    """Who holds the champion's name, by the audit file too: whoever can write to the registry may move the name.
+
+    A registry that lost its champion gets it back by a decision on that very one. Raises GateError.
+    """
+    held, lines = versions.holder(model, CHAMPION), audit_log.lines(params)
+    recorded, last = recorded_champion(model, lines), last_move(model, lines, "approval")
+    known = [recorded]
+    if last is not None and last.kind == "approval":  # a promotion cut short
+        known.append(last.body["digest"])
+    if (held.digest if held else None) in known or (held is None and candidate == recorded):
+        return held
+    raise GateError(
+        f"{held.name if held else 'nobody'} is the champion of {model} in the registry, and {paths.audit_log()} tells "
+        "otherwise: if a scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a "
+        f"rollback was cut short: give `clinrl rollback {model}` again, or move the name back in MLflow"
+    )
+
+
+def _is_made_of_champion(params: Params, name: str) -> bool:
+    """Whether a full model is the champion of the adapters in another form: that it is better was shown for it."""
+    if name not in params.merges.folds:
+        return False
+    version = params.merges.folds[name].version
+    held = versions.holder(params.model(version).registered, CHAMPION)
+    return held is not None and artifacts.read_manifest(paths.merged(name)).inputs.get(version) == held.digest
+
+
+def _champions_answers(params: Params, champion: Entry) -> Path:
+    """The folder of the champion's answers: the graded ones, or those kept when it was promoted.
+
+    Raises ArtefactError if its name stands for another adapter by now and nothing was kept here, or if the answers are
+    neither those that dvc.lock records nor those that were there when it was promoted.
+    """
+    graded, kept = paths.graded(champion.name), paths.champions_answers(champion.digest)
+    approved = {
+        line.body["answers"] for line in audit_log.lines(params) if line.kind == "approval" and is_of(line, champion)
+    }
+    for folder in (graded, kept):
+        if not folder.exists() or _answered_by(folder) != champion.digest:
+            continue
+        is_recorded = folder == graded and lock.outputs(lock.read()).get(str(graded)) == md5(graded)
+        if is_recorded or artifacts.identity(artifacts.verified(folder)) in approved:
+            return folder
+        raise ArtefactError(
+            f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.audit_log()} know; "
+            f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
+        )
+    raise ArtefactError(
+        f"{graded} was answered by another adapter than the champion {champion.name}; bring the "
+        f"champion's parameters back, run `dvc repro evaluate@{champion.name}`, and give what is new a name of its own"
+    )
+
+
+def _answered_by(folder: Path) -> str:
+    """Identity of the model whose graded answers a folder holds."""
+    return artifacts.read_manifest(folder).inputs["adapter"]

@@ -1,0 +1,69 @@
+"""Moves of the champion's name, as the audit file has them: who held it, who approved, and for which turn."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from clinrl import artifacts, paths
+from clinrl.config.params import Params
+from clinrl.errors import GateError
+from clinrl.registry.versions import Entry
+from clinrl.release import audit_log
+from clinrl.signing import approval as approvals
+
+
+def moves(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.Kind) -> list[audit_log.Entry]:
+    """The lines that moved the champion's name of a model; with the kind `approval`, or were to move it."""
+    kinds = (*before, "promotion", "rollback")
+    return [line for line in lines if line.kind in kinds and line.body["model"] == model]
+
+
+def last_move(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.Kind) -> audit_log.Entry | None:
+    """The last of `moves`, if any."""
+    return next(reversed(moves(model, lines, *before)), None)
+
+
+def recorded_champion(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
+    """Whose digest the champion has by the audit file: the last promotion, or where a rollback went to."""
+    return next(reversed(recorded_champions(model, lines)), None)
+
+
+def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
+    """Whose digest the champion had, by the audit file, before the version with this one: where a rollback goes to."""
+    return next((held for held in reversed(recorded_champions(model, lines)) if held != digest), None)
+
+
+def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
+    """The digests of all that were champion by the audit file, oldest first."""
+    held = [line.body if line.kind == "promotion" else line.body["to"] for line in moves(model, lines)]
+    return [str(body["digest"]) for body in held]
+
+
+def check_turn(turns: Sequence[audit_log.Entry]) -> None:
+    """Refuse a last of `moves` that is a rollback and was approved for another turn of the champion's name."""
+    *earlier, last = turns
+    if last.kind == "rollback" and last.body.get("moved") != (earlier[-1].digest if earlier else None):
+        raise GateError(f"the rollback of {last.at} was approved for another turn; a person must approve a new one")
+
+
+def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:
+    """The approval that made a version champion, and the digest of the decision that it is about.
+
+    Raises GateError if the audit file has none.
+    """
+    for line in reversed(audit_log.lines(params)):
+        if line.kind == "approval" and is_of(line, champion):
+            return line.body["approval"], line.body["approved"]
+    raise GateError(f"{paths.audit_log()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
+
+
+def approver_of(params: Params, move: audit_log.Entry) -> str:
+    """Who signed the approval of a move of the champion's name. Raises SignatureError if nobody who may approve did."""
+    body = move.body
+    turn = {key: value for key, value in body.items() if key != "approval"}
+    about = artifacts.digest(turn) if move.kind == "rollback" else body["approved"]
+    return approvals.approver_of(body["approval"], about, approvals.approvers(params))
+
+
+def is_of(line: audit_log.Entry, champion: Entry) -> bool:
+    """Whether an approval or a promotion is about this version."""
+    return (line.body["model"], line.body["digest"]) == (champion.model, champion.digest)
