@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from clinrl import paths
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.provenance.lock import LOCK
@@ -67,10 +68,13 @@ def go_on(of: str, may_change: Collection[str]) -> None:
     if not offers(of):
         return
     allowed = _from_the_root(may_change)
-    _, changed = _changes(of)
+    base, changed = _changes(of)
     inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
     if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
+    log = next(iter(_from_the_root([str(paths.audit_log())])))
+    if log in inside and not _lines("FETCH_HEAD", log).startswith(_lines(base, log)):
+        raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
     try:
         git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
     except Refused:
@@ -165,6 +169,12 @@ def _entries(commit: str) -> Stages:
     if blocks is None:
         raise Refused(f"{LOCK} of {commit} is not as DVC writes it; see who pushed it, and run `dvc repro` anew")
     return Stages(blocks)
+
+
+def _lines(commit: str, path: str) -> str:
+    """The lines of a file at a commit; none if it is not there."""
+    is_there = git("ls-tree", "--full-tree", commit, "--", path)
+    return git("show", f"{commit}:{path}", strip=False) if is_there else ""
 
 
 def _from_the_root(paths: Iterable[str]) -> set[str]:

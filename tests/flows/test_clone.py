@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clinrl import paths
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.signing.keys import make_key, signer
@@ -444,6 +445,21 @@ def test_a_run_goes_on_with_a_branch_that_nobody_merged_and_with_what_people_did
     assert [git("show", f"FETCH_HEAD:data/reports/v{i}.json") for i in (1, 2)] == ["1", "2"]
     assert git("show", "FETCH_HEAD:src/code.py") == "newer"
     git("merge", "-q", "--ff-only", "FETCH_HEAD")
+
+
+def test_a_branch_may_add_to_the_audit_log_and_take_nothing_from_it(checkout: Path) -> None:
+    log = paths.audit_log()
+    write_text(log, "one\ntwo\n")
+    git("add", "--all")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "decided")
+    git("push", "-q", "origin", "main")
+    retrained((str(log), "one\ntwo\nthree\n"))
+    git("fetch", "-q", "origin", "built/retrain")
+    git("merge", "-q", "--ff-only", "FETCH_HEAD")
+    git("push", "-q", "origin", "main")
+    retrained((str(log), "one\ntwo\n"))  # three took a share of the error budget, say
+    with pytest.raises(Refused, match=r"branch built/retrain lacks lines of data/reports/decisions\.jsonl, which only"):
+        retrained()
 
 
 def test_a_branch_that_does_not_merge_or_holds_code_is_said_and_the_next_clone_is_clean(checkout: Path) -> None:

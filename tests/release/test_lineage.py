@@ -243,6 +243,16 @@ def test_answers_that_were_sealed_anew_are_named(params):
         versions.register(params, "v2")
 
 
+def test_a_decision_that_is_gone_from_the_audit_log_is_missed_by_the_registry(params):
+    """Cut after a whole line, its chain and its signatures hold."""
+    lines = paths.audit_log().read_text().splitlines(keepends=True)
+    last = max(i for i, line in enumerate(lines) if '"kind":"decision"' in line)
+    assert json.loads(lines[last])["body"]["candidate"] == "v2-full"
+    paths.audit_log().write_text("".join(lines[:last]))
+    versions.point("esi-merged", "champion", None)
+    assert "merge the branch of the retraining that decided" in broken(params, "v2-full")["v2-full", "gate"]
+
+
 def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
     shutil.rmtree(paths.cases("d1"))
     shutil.rmtree(paths.graded("v1"))

@@ -6,6 +6,7 @@ from test_promotion import ADA, after, champion, params, planned, projects, prom
 
 import dolls
 import examined
+import locks
 from clinrl import artifacts, paths
 from clinrl.errors import ArtefactError, GateError
 from clinrl.registry import versions
@@ -107,6 +108,57 @@ def test_a_rollback_is_approved_for_one_turn(params, ada):
         check(approved)
     said = [link.says for link in lineage.walk(approved, "v2") if link.state == "broken"]
     assert any("approved for another turn" in one for one in said)
+
+
+@after("v1")
+def test_a_promotion_is_approved_for_one_turn(params):
+    """The checkout's key writes the lines of the last promotion once more, after a person has taken it back."""
+    again = last(params, "promotion")
+    promotion.rollback(params, "esi", approver=ADA)
+    write(params, "promotion", again)
+    versions.point("esi", "champion", versions.find("esi", "v1"))
+    with pytest.raises(GateError, match=r"the promotion of .* was approved for another turn"):
+        check(params)
+    said = [link.says for link in lineage.walk(params, "v1") if link.state == "broken"]
+    assert any("approved for another turn" in one for one in said)
+
+
+@after("v2")
+def test_a_full_model_that_was_taken_back_needs_an_approval_of_its_own(params):
+    """That of its version held for it once. A decision since then, which anybody's question makes, is no yes."""
+
+    def fold():
+        how = {key: last(params, "approval")[key] for key in ("approval", "approved")}
+        return promotion.promote(params, "v2-full", decision=decisions.decide(params, "v2-full"), **how)
+
+    fold()
+    examined.train("v2", seed=1)
+    examined.merge(params, "v2-full")
+    for name in ("v2", "v2-full"):
+        dolls.examine(params, name, examined.RIGHT)
+    locks.record(params)
+    for name in ("v2", "v2-full"):
+        versions.register(params, name)
+    promoted(params, "v2")
+    approved = last(params, "approval")
+    assert fold().aliases == ("champion",)
+    assert standing.outcome(params, "v2-full") == "v2-full is the champion of esi-merged"
+    promotion.rollback(params, "esi-merged", approver=ADA)
+
+    decision = decisions.decide(params, "v2-full")
+    assert decision.promote
+    assert standing.outcome(params, "v2-full") == f"v2-full was rolled back by {ADA}"
+    how = {"approval": approved["approval"], "approved": approved["approved"]}
+    with pytest.raises(GateError, match="v2-full was rolled back by Ada Lovelace after its version was approved"):
+        promotion.promote(params, "v2-full", decision=decision, **how)
+    taken_back = last(params, "rollback")["from"]
+    write(
+        params, "promotion", {**how, **taken_back, "model": "esi-merged", "approver": ADA, "decision": decision.digest}
+    )
+    versions.point("esi-merged", "champion", versions.by_digest("esi-merged", taken_back["digest"]))
+    with pytest.raises(GateError, match="was rolled back by"):
+        standing.check_servable(params, versions.holder("esi-merged", "champion"), "champion")
+    assert examined.promote(params, "v2-full", ADA, decisions.decide(params, "v2-full")).aliases == ("champion",)
 
 
 @after("v1")

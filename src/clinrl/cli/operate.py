@@ -15,9 +15,9 @@ RELEASE = {
         help="put a version or a merge, with its metrics, into the registry",
         description="Logs parameters, metrics with intervals, training history, reports and plots of NAME, and the "
         "model itself, to MLflow. The same adapter is one model version, however often it is registered. NAME must "
-        "have been evaluated.",
+        "have been evaluated. The server of `make serve` lets in whoever has loaded .clinrl/servers/credentials.env.",
         examples="clinrl register esi-v49\nclinrl register esi-v49-full\n"
-        "(set -a; . .clinrl/servers/credentials.env; MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49)",
+        "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
         runs="cli.registry_commands:register",
         arguments=(name("NAME", "a version or a merge of params.yaml"),),
         also="mlflow log",
@@ -166,10 +166,22 @@ RELEASE = {
             arg("--known-as", metavar="HOST", nargs="+", default=(), help="other names by which clients reach it"),
             arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
             arg("--at-once", type=natural(1), metavar="N", default=8, help="requests answered together; default: 8"),
-            arg("--queue", type=natural(0), metavar="N", default=64, help="requests that wait, more get 429; default: 64"),
+            arg(
+                "--queue",
+                type=natural(0),
+                metavar="N",
+                default=64,
+                help="waiting requests, more get 429; default: 64",
+            ),
             arg("--tokens", type=natural(1), metavar="N", default=4096, help="most tokens of an answer; default: 4096"),
             arg("--timeout", type=natural(1), metavar="S", default=120, help="seconds of a request; default: 120"),
-            arg("--shadow", type=share, metavar="SHARE", default=0.0, help="of requests, also asked of the candidate; default: none"),
+            arg(
+                "--shadow",
+                type=share,
+                metavar="SHARE",
+                default=0.0,
+                help="of requests, also asked of the candidate; default: none",
+            ),
         ),
         also="openai api chat endpoint http vllm infer inference ask",
     ),
@@ -202,10 +214,19 @@ RELEASE = {
             name("TASK"),
             arg("--lives", type=natural(1), metavar="N", default=1000, help="default: 1000"),
             arg("--weeks", type=natural(1), metavar="N", default=52, help="drafts in a life; default: 52"),
-            arg("--cases", type=natural(1), metavar="N", help="cases of the exam; default: as many as the plan's exam has"),
+            arg(
+                "--cases",
+                type=natural(1),
+                metavar="N",
+                help="cases of the exam; default: as many as the plan's exam has",
+            ),
             arg("--mine", type=natural(1), metavar="N", help="cases of the mine data; default: as many as it has"),
             arg(
-                "--wrong", type=share, metavar="SHARE", default=0.106, help="of cases that the champion errs in; default: 0.106"
+                "--wrong",
+                type=share,
+                metavar="SHARE",
+                default=0.106,
+                help="of cases that the champion errs in; default: 0.106",
             ),
             arg(
                 "--discordance",

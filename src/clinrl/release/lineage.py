@@ -21,7 +21,7 @@ from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release.moves import approver_of, check_turn, moves, recorded_champion
+from clinrl.release.moves import approver_of, check_turn, recorded_champion
 from clinrl.release.promotion import check_folded
 from clinrl.types import Manifest, Strict
 
@@ -297,6 +297,12 @@ def _check_undecided(model: str, name: str, digest: str) -> tuple[str, str]:
             f"{name} is the champion of {model}, and {paths.audit_log()} knows of no decision on it; restore it from "
             "git"
         )
+    entry = versions.by_digest(model, digest)
+    if entry is not None and "decision" in entry.tags:
+        raise Refused(
+            f"the registry knows of a decision on {name}, and {paths.audit_log()} does not; merge the branch of the "
+            "retraining that decided, or restore the file from git"
+        )
     return "", "was never decided upon"
 
 
@@ -332,7 +338,7 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_lo
             "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"
         )
     if is_recorded:
-        check_turn(moves(model, lines))
+        check_turn(model, lines)
     return entry
 
 

@@ -38,11 +38,31 @@ def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str
     return [str(body["digest"]) for body in held]
 
 
-def check_turn(turns: Sequence[audit_log.Entry]) -> None:
-    """Refuse a last of `moves` that is a rollback and was approved for another turn of the champion's name."""
-    *earlier, last = turns
-    if last.kind == "rollback" and last.body.get("moved") != (earlier[-1].digest if earlier else None):
-        raise GateError(f"the rollback of {last.at} was approved for another turn; a person must approve a new one")
+def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
+    """Refuse a last of `moves` that was approved for another turn of the champion's name, or on no decision."""
+    *earlier, last = moves(model, lines)
+    about = last.body if last.kind == "rollback" else decision_of(last.body["decision"], lines)
+    if about is None or about.get("moved") != (earlier[-1].digest if earlier else None):
+        raise GateError(f"the {last.kind} of {last.at} was approved for another turn; a person must approve a new one")
+
+
+def decision_of(digest: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
+    """The decision with this digest, as it was written down; None if there is none."""
+    return next(
+        (line.body for line in lines if line.kind == "decision" and artifacts.digest(line.body) == digest), None
+    )
+
+
+def check_not_taken_back(fold: str, digest: str, approved: str, lines: Sequence[audit_log.Entry]) -> None:
+    """Refuse a full model that was rolled back after the decision on its version, whose approval was to hold for it."""
+    for line in reversed(lines):
+        if line.kind == "rollback" and line.body["from"]["digest"] == digest:
+            raise GateError(
+                f"{fold} was rolled back by {line.body['approver']} after its version was approved; approve it itself "
+                f"(`clinrl promote {fold}`)"
+            )
+        if line.kind == "decision" and artifacts.digest(line.body) == approved:
+            return
 
 
 def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:

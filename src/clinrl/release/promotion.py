@@ -22,7 +22,15 @@ from clinrl.registry import versions
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log
 from clinrl.release.gate import Decision
-from clinrl.release.moves import approver_of, last_move, recorded_before, recorded_champion, recorded_champions
+from clinrl.release.moves import (
+    approver_of,
+    check_not_taken_back,
+    decision_of,
+    last_move,
+    recorded_before,
+    recorded_champion,
+    recorded_champions,
+)
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import trusted_keys
 
@@ -54,6 +62,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
             raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
         if approved:
             check_folded(params, name, approved)
+            check_not_taken_back(name, entry.digest, approved, audit_log.lines(params))
         before = versions.holder(model, CHAMPION)
         if before is not None and before.digest == entry.digest and not _lost_its_approver(params, entry):
             return _complete(params, before)
@@ -86,14 +95,13 @@ def check_folded(params: Params, fold: str, approved: str) -> None:
     """Refuse the approval of a decision that is not about the version of which a full model is made."""
     version = params.merges.folds[fold].version if fold in params.merges.folds else ""
     made_of = artifacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
-    for line in audit_log.lines(params):
-        if line.kind == "decision" and artifacts.digest(line.body) == approved:
-            if (line.body["candidate"], line.body["candidate_digest"]) == (version, made_of):
-                return
-            raise GateError(f"the approval is of {line.body['candidate']}, of which {fold} is not made; approve {fold}")
-    raise GateError(
-        f"{paths.audit_log()} has no decision {approved[:16]}, so nobody knows what was approved; decide again"
-    )
+    decided = decision_of(approved, audit_log.lines(params))
+    if decided is None or not decided["promote"]:
+        raise GateError(
+            f"{paths.audit_log()} has no passed decision {approved[:16]}: nobody knows what was approved; decide again"
+        )
+    if (decided["candidate"], decided["candidate_digest"]) != (version, made_of):
+        raise GateError(f"the approval is of {decided['candidate']}, of which {fold} is not made; approve {fold}")
 
 
 def settle(params: Params, name: str) -> Entry | None:

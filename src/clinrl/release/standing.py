@@ -10,7 +10,7 @@ from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
-from clinrl.release.moves import approver_of, check_turn, moves, recorded_champion
+from clinrl.release.moves import approver_of, check_not_taken_back, check_turn, decision_of, moves, recorded_champion
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -75,8 +75,8 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
     An alias is a name that whoever can write to the registry may move. Raises GateError, or as `audit_log.read`.
     """
     log, lines = paths.audit_log(), audit_log.lines(params)
-    decisions = [line.body for line in lines if line.kind == "decision"]
     if alias == versions.CANDIDATE:
+        decisions = [line.body for line in lines if line.kind == "decision"]
         last = next((body for body in reversed(decisions) if body["candidate_digest"] == entry.digest), None)
         if (
             (last and not last["promote"])
@@ -89,20 +89,19 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
         raise GateError(
             f"{entry.name} is the champion of {entry.model} by name only: {log} knows of no approval that made it so"
         )
-    turns = moves(entry.model, lines)
-    check_turn(turns)
-    body = turns[-1].body
-    if turns[-1].kind != "rollback":
-        about = body["approved"]
-        made = next((one for one in decisions if artifacts.digest(one) == body["decision"] and one["promote"]), None)
-        if made is None or made["candidate_digest"] != entry.digest:
+    check_turn(entry.model, lines)
+    turn = moves(entry.model, lines)[-1]
+    body = turn.body
+    if turn.kind != "rollback":
+        made = decision_of(body["decision"], lines)
+        if made is None or not made["promote"] or made["candidate_digest"] != entry.digest:
             raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
-        if about != body["decision"]:  # that on the version, of which a full model is made
-            fold = params.merges.folds.get(entry.name)
-            agreed = next((one for one in decisions if artifacts.digest(one) == about and one["promote"]), None)
-            if fold is None or agreed is None or agreed["candidate"] != fold.version:
+        if (about := body["approved"]) != body["decision"]:  # that on the version, of which a full model is made
+            fold, agreed = params.merges.folds.get(entry.name), decision_of(about, lines)
+            if fold is None or agreed is None or not agreed["promote"] or agreed["candidate"] != fold.version:
                 raise GateError(f"{log} has no passed decision on the version of which {entry.name} is made")
-    if approver_of(params, turns[-1]) != body["approver"]:
+            check_not_taken_back(entry.name, entry.digest, about, lines)
+    if approver_of(params, turn) != body["approver"]:
         raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 
 
@@ -123,10 +122,13 @@ def outcome(params: Params, name: str) -> str | None:
         if line.kind == "decision"
         and (line.body["candidate_digest"], line.body["champion_digest"]) == (mine, champion and champion.digest)
     }
+    for turn in reversed(moves(model, lines)):
+        if turn.kind == "rollback" and turn.body["from"]["digest"] == mine:  # a decision since then is no yes
+            return f"{name} was rolled back by {turn.body['approver']}"
+        if mine == (turn.body if turn.kind == "promotion" else turn.body["to"])["digest"]:
+            break
     for line in reversed(lines):
         body = line.body
-        if line.kind == "rollback" and body["from"]["digest"] == mine:
-            return f"{name} was rolled back by {body['approver']}"
         if line.kind == "promotion" and body["digest"] == mine:
             return f"{name} gave way to {champion.name}" if champion else None
         if line.kind == "refusal" and body["decision"] in decisions:
