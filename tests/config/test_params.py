@@ -141,6 +141,13 @@ def test_a_rejection_recipe_has_a_reward_and_follows_any_parent():
         Params.model_validate(mapping)
 
 
+def test_a_child_keeps_the_numbers_of_its_parent_s_base():
+    mapping = edited("profiles/own", {**VALID["profiles"][VALID["versions"]["v3"]["profile"]], "qlora": True})
+    mapping["versions"]["v4"] = {**VALID["versions"]["v3"], "parent": "v3", "profile": "own"}
+    with pytest.raises(ParamsError, match=r"'own', whose qlora \(true\) is not that of its parent v3"):
+        Params.model_validate(mapping)
+
+
 def test_a_model_knows_the_placebo_of_its_recipe():
     params = Params.model_validate(
         edited("profiles/grpo", {**VALID["profiles"]["grpo"], "placebo": "format", "waiver": "why"})

@@ -26,6 +26,7 @@ import dolls
 import exhibits
 from clinrl import artifacts, paths
 from clinrl.cli import main as cli
+from clinrl.models.checkpoints import SENTINEL
 from clinrl.tasks.esi import answer, triggers
 from clinrl.training import callback
 
@@ -345,7 +346,7 @@ def test_a_disk_that_fills_up_while_training(
     shutil.copytree(doll, disk, dirs_exist_ok=True)
     with (tmp_path / "stderr.txt").open("w") as errors:
         process = subprocess.Popen([*on_disk, *CLINRL, "train", "v1"], stderr=errors, text=True)
-    whole = f".clinrl/checkpoints/v1-*/trainer/checkpoint-10/{callback.SENTINEL}"
+    whole = f".clinrl/checkpoints/v1-*/trainer/checkpoint-10/{SENTINEL}"
     wait_for(lambda: any(disk.glob(whole)), process, "a checkpoint", tmp_path)
     fill(disk / "filler")
     assert process.wait(300) == 3

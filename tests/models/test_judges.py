@@ -99,9 +99,13 @@ def test_a_judge_is_part_of_the_base_that_it_belongs_to(project):
 
 def test_a_killed_build_of_a_judge_continues_to_the_same_bytes(project, tmp_path):
     spec = toys.params().bases["toy"].embedded.judges["judge"].model_copy(update={"steps": 4})
-    for out in ("once", "again"):
+    for out in ("once", "again", "torn"):
         pretrain.build_judge(get_task("toy"), "judge", spec, tmp_path / out, tmp_path / "scratch")
-    assert dolls.files(tmp_path / "once") == dolls.files(tmp_path / "again")
+        state = tmp_path / "scratch/checkpoint-4/trainer_state.json"
+        if out == "again":  # killed while the last checkpoint was written
+            state.unlink()
+    assert dolls.files(tmp_path / "once") == dolls.files(tmp_path / "again") == dolls.files(tmp_path / "torn")
+    assert state.exists()
 
 
 def test_what_cannot_be_built_is_refused(project, tmp_path):

@@ -13,9 +13,20 @@ from transformers import PreTrainedTokenizerFast
 import dolls
 from clinrl import paths
 from clinrl.data.dataset import read_cases
-from clinrl.errors import DataError
+from clinrl.errors import DataError, Refused
 from clinrl.models import bases
-from clinrl.models.chat import decode, encode, opens, read_turn, render, spelt, without_prefill, write_turn
+from clinrl.models.chat import (
+    decode,
+    encode,
+    opens,
+    read_turn,
+    render,
+    results,
+    spelt,
+    without_clock,
+    without_prefill,
+    write_turn,
+)
 from clinrl.models.generate import STEP, Prompt, Sampler, batches, equal_batches
 from clinrl.models.rollout import run
 from clinrl.tasks.base import get_task
@@ -104,6 +115,39 @@ def test_a_template_that_thinks_is_left_as_it_is(template):
             turns, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )
         assert render(tokenizer, ASKED, thinking) == written
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize(("template", "head"), [("qwen3", "\n<|im_start|>user\n"), ("qwen2_5", "\n<|im_start|>user\n")])
+def test_what_tools_found_begins_with_the_head_of_its_turn(template, head, thinking):
+    """Qwen 3 writes a think block in the last turn alone, so that what follows a turn begins elsewhere than it did."""
+    tokenizer = bare(template)
+    tokenizer.eos_token = "<|im_end|>"
+    said = results(tokenizer, [Message(role="tool", content="found")], thinking)
+    assert said.startswith(f"{head}<tool_response>\nfound")
+
+
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("template", ["llama3", "llama3_1", "qwen3_5_think"])
+def test_a_template_whose_calls_are_not_read_is_given_no_tools(template):
+    with pytest.raises(Refused, match="has tools called otherwise than as JSON between <tool_call> and </tool_call>"):
+        render(bare(template), ASKED, True, [TOOL])
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
+def test_a_template_whose_calls_are_read_is_given_tools(template):
+    assert '"look"' in render(bare(template), ASKED, True, [TOOL])
+
+
+def test_a_prompt_is_the_same_on_every_day():
+    tokenizer = bare("qwen2_5")
+    asks = "{%- if strftime_now is defined %}{{- strftime_now('%d %b %Y') }}{%- endif %}" + tokenizer.chat_template
+    tokenizer.chat_template = without_clock(asks)
+    assert render(tokenizer, ASKED, True).startswith("26 Jul 2024<|im_start|>")
+    assert without_clock(tokenizer.chat_template) == tokenizer.chat_template
+    assert without_clock(bare("qwen3").chat_template) == bare("qwen3").chat_template
 
 
 @pytest.mark.parametrize(

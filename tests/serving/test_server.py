@@ -160,6 +160,7 @@ def test_bodies_routes_hosts_and_pages_of_others_are_refused_alike(served: Runni
     refused = [
         (413, httpx.post(url, content=b" " * (server.BODY_BYTES + 1))),
         (404, httpx.get(f"{served.url}/embeddings")),
+        (404, httpx.post(f"{url}%0A", json=body())),
         (405, httpx.get(url)),
         (403, httpx.post(url, json=body(), headers={"Origin": "http://evil.example"})),
         (403, httpx.post(url, json=body(), headers={"Host": "evil.example"})),

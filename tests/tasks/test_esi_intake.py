@@ -236,6 +236,7 @@ def test_what_is_not_measured_is_not_mentioned(tmp_path):
         ({"chiefcomplaint": " "}, "chiefcomplaint", "is empty"),
         ({"chiefcomplaint": "pain, call 555-123-4567"}, "chiefcomplaint", "holds what looks like a telephone number"),
         ({"chiefcomplaint": "ESI 2"}, "chiefcomplaint", "names a level"),
+        ({"chiefcomplaint": "\uff25\uff33\uff29 \uff12"}, "chiefcomplaint", "names a level"),  # full width
         ({"chiefcomplaint": "pain<|im_end|>"}, "chiefcomplaint", "holds a mark of a chat template"),
         ({"chiefcomplaint": "pain <think> x"}, "chiefcomplaint", "holds a mark of a chat template"),
         ({"stay_id": "8"}, "stay_id", "has no row in edstays"),

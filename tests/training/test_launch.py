@@ -371,20 +371,6 @@ def test_an_exit_code_alone_is_not_believed(tmp_path, code, status, sentence):
         launch._judge(code, tmp_path, "v2", 8)
 
 
-def test_only_whole_checkpoints_are_continued_from(tmp_path):
-    for step in (2, 10, 4):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "weights").write_text(str(step))
-        callback.seal_checkpoint(folder)
-    assert callback.latest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
-    (tmp_path / "checkpoint-10" / "weights").write_text("1")
-    assert callback.latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
-    (tmp_path / "checkpoint-4" / callback.SENTINEL).unlink()
-    assert callback.latest_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
-
-
 def watch(tmp_path: Path) -> callback.Watch:
     return callback.Watch(tmp_path, version="v", steps=8)
 

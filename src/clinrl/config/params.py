@@ -229,6 +229,11 @@ class Params(Section):
                 f"{at}, whose lora ({profile.lora}) is not that of its parent {version.parent} "
                 f"({before.lora}); only a child of {root} may choose another"
             )
+        if profile.qlora != before.qlora:
+            raise ParamsError(
+                f"{at}, whose qlora ({str(profile.qlora).lower()}) is not that of its parent {version.parent}, whose "
+                f"adapter is another model above a base of other numbers; only a child of {root} may choose another"
+            )
         if profile.method == "sft" and before.method != "sft":
             raise ParamsError(
                 f"{at}, an sft recipe after the {before.method} version {version.parent}, and imitation would undo "

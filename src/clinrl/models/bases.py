@@ -16,7 +16,7 @@ from clinrl.artifacts import digest, exclusive, identity, read_manifest, seal, s
 from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError
 from clinrl.models import hub, memory, opening
-from clinrl.models.chat import render, without_prefill
+from clinrl.models.chat import render, without_clock, without_prefill
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
 from clinrl.types import Message
@@ -284,6 +284,8 @@ def _render(tokenizer: Any) -> None:
 
 def _ready(tokenizer: Any, named: dict[str, Any], origin: str, by: Path) -> None:
     """Give a tokenizer the prompts that the base asks for, and a pad token. Raises ArtefactError if it has none."""
+    if tokenizer.chat_template:
+        tokenizer.chat_template = without_clock(tokenizer.get_chat_template())
     if not named.get("prefill", True):
         try:
             tokenizer.chat_template = without_prefill(tokenizer.get_chat_template())

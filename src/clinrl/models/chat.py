@@ -13,6 +13,7 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from clinrl.errors import Refused
 from clinrl.types import CALL, Call, Message, Transcript
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 CLOSE: Final = "</think>"
 OPEN: Final = "<think>"
 CALLED: Final = "</tool_call>"
+QUESTION: Final = {"role": "user", "content": "?"}
+CLOCK: Final = "{%- macro strftime_now(form) -%}26 Jul 2024{%- endmacro -%}"
+"""Tells a chat template that asks the same of every day, Llama's own default, or an exam would be asked another prompt
+than a client."""
 MAX_BRACKETS: Final = 100
 """Opening brackets in a call: what is nested without end can be neither read nor recorded."""
 
@@ -55,37 +60,37 @@ def render(
 
     With `thinking` it ends in an opened think block, without it in an empty closed one. Templates of the Qwen 3 family
     write these themselves, some of them without the opening tag; after one that knows of no thinking, as Llama's, they
-    are added. `tools`: JSON schemas of the tools that may be called.
+    are added. `tools`: JSON schemas of the tools that may be called. Raises Refused if the template has a model call
+    them in a notation that `read_calls` does not read.
     """
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    text = str(
-        tokenizer.apply_chat_template(
-            turns,
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=thinking,
-            **({"tools": list(tools)} if tools else {}),
+    if tools and not _calls_are_read(tokenizer.get_chat_template()):
+        raise Refused(
+            f"this chat template has tools called otherwise than as JSON between {CALL} and {CALLED}, and nothing else is "
+            "read here; choose a checkpoint whose template does, as those of Qwen2.5 and Qwen3"
         )
-    )
-    return text + _block(tokenizer, thinking)
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    shown = {"tools": list(tools)} if tools else {}
+    return written(tokenizer, turns, enable_thinking=thinking, **shown) + _block(tokenizer, thinking)
 
 
 def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thinking: bool) -> str:
     """What stands between a turn that calls tools and the model's next one: the rest of the turn's end, the results of
     the calls, and the head of the next turn. One result or more."""
     call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
-    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    before = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
     after = [{"role": "tool", "name": "tool", "content": message.content} for message in found]
-    called, answered = (
-        str(
-            tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=goes_on, enable_thinking=thinking
-            )
-        )
-        for turns, goes_on in ((before, False), (before + after, True))
-    )
-    end = called.rindex(str(tokenizer.eos_token)) + len(str(tokenizer.eos_token))
-    return answered[end:] + _block(tokenizer, thinking)
+    called = written(tokenizer, before, add_generation_prompt=False, enable_thinking=thinking)
+    answered = written(tokenizer, before + after, enable_thinking=thinking)
+    # A template may write the last turn otherwise than an earlier one, so the turn's end is found by its number.
+    end = str(tokenizer.eos_token)
+    ends = called.count(end)
+    return answered.split(end, ends)[ends] + _block(tokenizer, thinking)
+
+
+def written(tokenizer: "PreTrainedTokenizerBase", turns: Sequence[Mapping[str, Any]], **how: Any) -> str:
+    """What the chat template writes of turns, by default up to the head of the model's next one."""
+    given = {"tokenize": False, "add_generation_prompt": True, **how}
+    return str(tokenizer.apply_chat_template(list(turns), **given))
 
 
 def _block(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> str:
@@ -112,6 +117,11 @@ def without_prefill(template: str) -> str:
     return template + "{%- if add_generation_prompt and enable_thinking is false %}" + closed + "{%- endif %}"
 
 
+def without_clock(template: str) -> str:
+    """A chat template that writes the same on every day."""
+    return CLOCK + template if "strftime_now" in template and not template.startswith(CLOCK) else template
+
+
 def _switches(template: str) -> bool:
     """Whether a chat template writes the two modes of thinking differently."""
     thinking, direct = _endings(template)
@@ -121,17 +131,27 @@ def _switches(template: str) -> bool:
 @cache
 def _endings(template: str) -> tuple[str, str]:
     """A prompt as a chat template writes it with thinking, and without."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    question = [[{"role": "user", "content": "?"}]]
-    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
     thinking, direct = (
-        render_jinja_template(
-            question, chat_template=template, add_generation_prompt=True, enable_thinking=thinking, **marks
-        )[0][0]
-        for thinking in (True, False)
+        _bare(template, [QUESTION], add_generation_prompt=True, enable_thinking=thinking) for thinking in (True, False)
     )
     return thinking, direct
+
+
+@cache
+def _calls_are_read(template: str) -> bool:
+    """Whether `read_calls` finds the call in a turn that a chat template writes."""
+    call = Call(name="tool", arguments={"of": 1})
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call.model_dump()}]}
+    said = _bare(template, [QUESTION, turn])
+    return read_calls(Message(role="assistant", content=said)).calls == (call,)
+
+
+def _bare(template: str, turns: list[dict[str, Any]], **how: Any) -> str:
+    """What a chat template writes without a tokenizer, whose marks are left out."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    return str(render_jinja_template([turns], chat_template=template, **how, **marks)[0][0])
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:

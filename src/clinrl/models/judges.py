@@ -20,7 +20,7 @@ from clinrl.artifacts import canonical_json, digest
 from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, hub, memory
-from clinrl.models.chat import encode
+from clinrl.models.chat import encode, written
 from clinrl.models.generate import Prompt, Sampler, window
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
 from clinrl.tasks.parts import Request, Responses
@@ -193,8 +193,7 @@ def _asked(base: Path, tokenizer: Any, text: str) -> str:
         return text
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, " ")
-    turn = [{"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+    return written(tokenizer, [{"role": "user", "content": text}])
 
 
 def _budget(base: Path) -> dict[str, Any]:

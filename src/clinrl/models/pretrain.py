@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import Refused
 from clinrl.models.chat import Example, Piece, encoded, spelt
+from clinrl.models.checkpoints import latest_checkpoint, seal_checkpoint
 from clinrl.models.rollout import schemas
 from clinrl.runtime.determinism import settle
 from clinrl.tasks.base import Task
@@ -224,8 +225,7 @@ def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch:
     import torch
     from torch.nn.functional import cross_entropy
     from torch.utils.data import SequentialSampler
-    from transformers import Trainer, TrainingArguments
-    from transformers.trainer_utils import get_last_checkpoint
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WeightedTrainer(Trainer):  # type: ignore[misc]  # transformers has no types
         """Texts in the given order; tokens of the prompt count less than tokens of the answer."""
@@ -241,6 +241,10 @@ def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch:
             losses = cross_entropy(logits.transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none")
             loss = (losses * weights).sum() / weights.sum()
             return (loss, None) if return_outputs else loss
+
+    class Sealed(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seal_checkpoint(scratch / f"checkpoint-{state.global_step}")
 
     def collate(batch: list[Example]) -> dict[str, Any]:
         longest = max(len(ids) for ids, _ in batch)
@@ -279,6 +283,7 @@ def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch:
         report_to=[],
         dataloader_num_workers=0,
     )
-    trainer = WeightedTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collate)
+    how = {"train_dataset": rows, "data_collator": collate, "callbacks": [Sealed()]}
+    trainer = WeightedTrainer(model=model, args=arguments, **how)
     scratch.mkdir(parents=True, exist_ok=True)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(scratch)))
+    trainer.train(resume_from_checkpoint=latest_checkpoint(scratch))

@@ -360,8 +360,7 @@ def _read_facts(facts: type[BaseModel], row: Mapping[str, Any], marks: Sequence[
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise DataError(f"column {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
-    for name, value in read.model_dump().items():
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
+    for name, text in ((name, text) for name, value in read.model_dump().items() for text in novelty.strings(value)):
         if (found := CONTROL.search(text)) is not None:
             raise DataError(f"column {name} holds a control character (code {ord(found[0])}); write spaces instead")
         if holds_mark(text, marks):

@@ -83,6 +83,9 @@ class Service:
             return
         started, counted, status = time.monotonic(), scope["path"] == CHAT, 0
         scope["clinrl"] = {}
+        if not scope["path"].isprintable():  # a route would let a line's end pass behind its path, uncounted here
+            await refused(404, "there is no such route")(scope, receive, send)
+            return
 
         async def noting(message: Event) -> None:
             nonlocal status

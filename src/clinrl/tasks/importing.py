@@ -315,10 +315,20 @@ def check_text(text: str, column: str) -> None:
         raise Unclear(column, f"is longer than {MAX_NARRATIVE_CHARACTERS:,} characters")
     if holds_mark(text):
         raise Unclear(column, "holds a mark of a chat template")
-    plain = unicodedata.normalize("NFKC", text).translate(DASHES)
+    check_identifiers(text, column)
+
+
+def check_identifiers(text: str, column: str) -> None:
+    """Refuse text that holds what looks like an identifier. Raises Unclear."""
     for kind, shape in _IDENTIFIERS:
-        if shape.search(text) or shape.search(plain):
+        if finds(shape, text):
             raise Unclear(column, f"holds what looks like a {kind}")
+
+
+def finds(shape: re.Pattern[str], text: str) -> bool:
+    """Whether a pattern is found in a text, or in it with compatible characters and dashes as their plain ones."""
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(DASHES)
+    return bool(shape.search(text) or shape.search(plain))
 
 
 def normalise(text: str) -> str:

@@ -1,9 +1,7 @@
-"""What watches a training run: checkpoints that are whole or not used, alarms, the history, and a line of progress."""
+"""What watches a training run: whole checkpoints, alarms, the history, and a line of progress."""
 
-import json
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -15,8 +13,9 @@ from transformers import TrainerCallback
 
 from clinrl import paths
 from clinrl.analysis import alerts
-from clinrl.artifacts import canonical_json, sha256_file, write_json
+from clinrl.artifacts import canonical_json, write_json
 from clinrl.errors import Alarmed, TrainingError
+from clinrl.models.checkpoints import seal_checkpoint
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import Queue
 from clinrl.training.world import ALONE, OTHERS, STATUS, World
@@ -24,7 +23,6 @@ from clinrl.training.world import ALONE, OTHERS, STATUS, World
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-SENTINEL = "complete.json"
 TIMINGS = "timings.jsonl"
 _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""
@@ -35,31 +33,6 @@ MUCH = 0.2
 KL_AT_START = 1e-6
 """Nats. Before the first update the policy is its own reference, so that any divergence is a wrong reference. In
 bfloat16 rounding alone is more: there the alert `first_kl` says it."""
-
-
-def seal_checkpoint(checkpoint: Path) -> None:
-    """Write the digests of a checkpoint's files into it, last: a checkpoint without them is not used."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != SENTINEL)
-    write_json(checkpoint / SENTINEL, {str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint below `folder`, or None. Those that are not whole are removed."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
-    whole = [path for path in found if _is_whole(path)]
-    for path in found:
-        if path not in whole:
-            shutil.rmtree(path)
-    return whole[0] if whole else None
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        files = json.loads((checkpoint / SENTINEL).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return False
-    paths = {checkpoint / name: expected for name, expected in files.items()}
-    return all(path.is_file() and sha256_file(path) == expected for path, expected in paths.items())
 
 
 def history(log: list[dict[str, Any]]) -> str:

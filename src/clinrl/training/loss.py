@@ -61,7 +61,8 @@ class Checked:
         """Leave the card to `model_card`."""
 
     def _save_rng_state(self, output: str) -> None:
-        # A checkpoint is sealed once process 0 has written it, and nothing follows from another's generators.
+        # A checkpoint is sealed once process 0 has written it. From another's generators follows only which of its rows
+        # share a micro-batch, by which a loss that counts tokens in one (bnpo) differs after a resume.
         if self.accelerator.is_main_process:
             super()._save_rng_state(output)  # type: ignore[misc]  # of the trainer
 

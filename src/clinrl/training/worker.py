@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
-    from clinrl.training.callback import Watch, disk_is_full, latest_checkpoint
+    from clinrl.models.checkpoints import latest_checkpoint
+    from clinrl.training.callback import Watch, disk_is_full
     from clinrl.training.launch import DISK_FULL
 
     steps = spec["trainer"]["steps"]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from clinrl.tasks.esi.rules import Sex
-from clinrl.tasks.importing import Unclear, check_text
+from clinrl.tasks.importing import Unclear, check_text, finds
 from clinrl.types import Message, Strict
 
 RULE: Final = "imported"
@@ -74,7 +74,7 @@ def fields(source: str, level: int, **known: Any) -> dict[str, Any]:
 def check(text: str, column: str) -> None:
     """Refuse text that no prompt may hold: empty, too long, with an identifier, or with its own answer."""
     check_text(text, column)
-    if _NAMES_A_LEVEL.search(text):
+    if finds(_NAMES_A_LEVEL, text):
         raise Unclear(column, "names a level")
 
 

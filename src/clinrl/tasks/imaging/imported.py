@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from clinrl.tasks.importing import Unclear
+from clinrl.tasks.importing import Unclear, finds
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Message, Strict
 
@@ -32,6 +32,7 @@ NAMES_A_LABEL: Final = (
     rf"|\bappropriateness\s?[:=]\s?{_RATING}\b(?!\.\d)"
 )
 """Text that gives the answer away: a label, or the rating of 1 to 9 that it follows from."""
+_NAMES_A_LABEL = re.compile(NAMES_A_LABEL)
 
 
 class ImportedKey(Strict):
@@ -66,7 +67,7 @@ def check(text: str, column: str, longest: int) -> None:
 
 def check_shown(text: str, column: str) -> None:
     """Refuse text that no prompt may hold, since it names a label. Raises Unclear."""
-    if re.search(NAMES_A_LABEL, text):
+    if finds(_NAMES_A_LABEL, text):
         raise Unclear(column, "names a label")
 
 

@@ -26,6 +26,7 @@ from clinrl.tasks.importing import (
     Source,
     Taken,
     Unclear,
+    check_identifiers,
     check_text,
     clean,
     fields_of,
@@ -245,6 +246,7 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
         raise Unclear(column, f"has more than {imported.MAX_SENTENCES} sentences")
     for sentence in found:
         imported.check(sentence, column, imported.MAX_SENTENCE_CHARACTERS)
+        check_identifiers(sentence, column)
         if not all(number in NUMBERS for number in citations(sentence)):
             raise Unclear(column, f"cites a number outside {NUMBERS[0]} to {NUMBERS[-1]}")
     return found

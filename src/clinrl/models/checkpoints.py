@@ -1,0 +1,35 @@
+"""Checkpoints of a training: one that a kill tore is seen, and never gone on with."""
+
+import json
+import shutil
+from pathlib import Path
+
+from clinrl.artifacts import sha256_file, write_json
+
+SENTINEL = "complete.json"
+"""Digests of a checkpoint's files, written last."""
+
+
+def seal_checkpoint(checkpoint: Path) -> None:
+    """Write the digests of a checkpoint's files into it, last: a checkpoint without them is not used."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != SENTINEL)
+    write_json(checkpoint / SENTINEL, {str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint below `folder`, or None. Those that are not whole are removed."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
+    whole = [path for path in found if _is_whole(path)]
+    for path in found:
+        if path not in whole:
+            shutil.rmtree(path)
+    return whole[0] if whole else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        files = json.loads((checkpoint / SENTINEL).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    paths = {checkpoint / name: expected for name, expected in files.items()}
+    return all(path.is_file() and sha256_file(path) == expected for path, expected in paths.items())
