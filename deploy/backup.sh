@@ -36,12 +36,12 @@ with Repo() as repo:
     print(repo.config["remote"][name]["url"] if name else repo.cache.local_cache_dir)'
 }
 
-# Copies a folder, or what begins with an address in a bucket. FROM TO
+# Copies a folder, whose files replace none, or what begins with an address in a bucket. FROM TO
 copy() {
     if [[ $1$2 == *s3://* ]]; then
         aws s3 sync --only-show-errors "$1" "$2"
     elif [[ -d $1 ]]; then
-        mkdir -p "$2" && cp -a --remove-destination "$1/." "$2"
+        mkdir -p "$2" && tar -C "$1" -c . | tar -C "$2" -xp --skip-old-files
     fi
 }
 
@@ -85,6 +85,8 @@ make_backup() {
     for path in "$watched"/*.sqlite; do
         [[ ! -f $path ]] || { mkdir -p "$folder/checkout/$watched" && copy_database "$path" "$folder/checkout/$path"; }
     done
+    local link=$(find "$folder/" -type l -print -quit)
+    [[ -z $link ]] || fail "${link#"$folder/"} is a link, which no restore takes; remove it where it was copied from"
     listed | (cd "$folder" && xargs -0 sha256sum) > "$folder/SHA256SUMS.new"
     mv "$folder/SHA256SUMS.new" "$folder/SHA256SUMS"
 }
@@ -122,17 +124,19 @@ restore_backup() {
     copy "$folder/artifacts" "$artifacts"
     copy "$folder/dvc" "$files"
     [[ $later || ! -e $saved ]] || { mkdir -p "${audit_log%/*}" && cp "$saved" "$audit_log"; }
-    local path there=()
+    local path there=() own=
+    [[ -e $keys/signing.pub || ! -e $folder/checkout/$keys/signing.pub ]] || own=1
     for path in "${kept[@]}" "$keys/signing.pem" "$watched"; do  # and nothing else that lies there
         [[ ! -e $folder/checkout/$path ]] || there+=("$path")
     done
     [[ ${#there[@]} -eq 0 ]] || tar -C "$folder/checkout" -c "${there[@]}" | tar -x --skip-old-files
+    [[ ! $own ]] || echo "clinrl: this checkout's key is that of the backup: $(cut -d ' ' -f 2 "$keys/signing.pub")" >&2
     for path in "$folder/checkout/$keys/trusted"/*.pub; do
         [[ ! -f $path ]] || echo "clinrl: signatures of $(basename "$path" .pub) count here, as in the backup" >&2
     done
     [[ ! $later ]] ||
         echo "clinrl: $audit_log is younger than the backup and stays; register what was promoted since, and see docs/operations.md" >&2
-    echo 'clinrl: restored; `dvc checkout` or `dvc pull` brings the files, `clinrl lineage NAME` checks them' >&2
+    echo 'clinrl: restored; `python -m clinrl.runtime.dvc_command checkout` or `pull` brings the files, `clinrl lineage NAME` checks them' >&2
 }
 
 if [[ $verb == make ]]; then

@@ -357,6 +357,8 @@ def _import_as_signed(code: Path, signed: Mapping[str, str]) -> None:
 
     class Signed(SourceFileLoader):
         def get_data(self, path: str) -> bytes:
+            if code not in Path(path).parents:
+                raise OSError(f"{path} was not signed")  # compiled code, where PYTHONPYCACHEPREFIX names another folder
             data: bytes = super().get_data(path)
             name = f"{CODE}/{Path(path).relative_to(code).as_posix()}"
             if signed.get(name) != hashlib.sha256(data).hexdigest():

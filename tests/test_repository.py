@@ -63,8 +63,16 @@ def test_the_image_holds_what_make_installs_and_is_nobody_s_root() -> None:
     (installs,) = (number for number, line in enumerate(lines) if "make .venv/.installed" in line and line[0] == "R")
     assert own < installs
     private = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    anywhere = {".clinrl", ".dvc/config.local", "data/adapters/*", "data/exports", "data/sources", "machine.yaml"}
-    assert {f"**/{path}" for path in anywhere} | {"deploy/kubernetes/base/.env"} <= {*private}  # secrets and records
+    anywhere = {
+        ".clinrl",
+        ".dvc/config.local",
+        ".env",
+        "data/adapters/*",
+        "data/exports",
+        "data/sources",
+        "machine.yaml",
+    }
+    assert {f"**/{path}" for path in anywhere} | {".git"} <= {*private}  # secrets and records
 
 
 @pytest.mark.parametrize("folder", ["", "full/"])

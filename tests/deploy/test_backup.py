@@ -108,7 +108,10 @@ def test_a_lost_project_is_whole_again_and_its_champion_loads(project: Path, tmp
     kept = audit_log.read(paths.audit_log(), keys.keyring())
     lose()
     restored = script("restore", str(tmp_path / "backup"))
-    assert (restored.returncode, len(restored.stderr.splitlines())) == (0, 1), restored.stderr
+    assert restored.returncode == 0, restored.stderr
+    whose, end = restored.stderr.splitlines()
+    assert whose == f"clinrl: this checkout's key is that of the backup: {keys.PUBLIC.read_text().split()[1]}"
+    assert end.startswith("clinrl: restored; ")
     check(kept, before)
     assert script("make", str(tmp_path / "backup")).stderr.endswith("exists; a backup is a new folder\n")
     again = script("restore", str(tmp_path / "backup"))
@@ -155,6 +158,26 @@ def test_it_brings_counts_back_and_nothing_that_somebody_laid_into_it(project: P
     assert not Path(hook).exists()
     with contextlib.closing(sqlite3.connect(counts)) as held:
         assert held.execute("select n from counts").fetchall() == [(7,)]
+
+
+@pytest.mark.slow
+def test_what_lies_in_the_cache_stays_and_a_link_in_the_store_is_seen_when_the_backup_is_made(
+    project: Path, tmp_path: Path
+) -> None:
+    assert script("make", str(tmp_path / "backup")).returncode == 0
+    shutil.rmtree("mlruns")
+    held = next(path for path in Path(".dvc/cache").rglob("*") if path.is_file())
+    held.chmod(0o600)
+    held.write_text("younger")
+    assert script("restore", str(tmp_path / "backup")).returncode == 0
+    assert held.read_text() == "younger"
+    Path("mlruns/artifacts/link").symlink_to("/etc")
+    done = script("make", str(tmp_path / "second"))
+    assert (done.returncode, done.stderr.split(";")[0]) == (
+        1,
+        "clinrl: artifacts/link is a link, which no restore takes",
+    )
+    assert not (tmp_path / "second/SHA256SUMS").exists()
 
 
 @pytest.mark.slow

@@ -65,8 +65,8 @@ def render(
     """
     if tools and not _calls_are_read(tokenizer.get_chat_template()):
         raise Refused(
-            f"this chat template has tools called otherwise than as JSON between {CALL} and {CALLED}, and nothing else is "
-            "read here; choose a checkpoint whose template does, as those of Qwen2.5 and Qwen3"
+            f"this chat template has tools called otherwise than as JSON between {CALL} and {CALLED}, and no other "
+            "notation is read here; choose a checkpoint whose template has, as those of Qwen2.5 and Qwen3"
         )
     turns = [{"role": message.role, "content": message.content} for message in messages]
     shown = {"tools": list(tools)} if tools else {}
