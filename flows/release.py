@@ -133,9 +133,8 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
             note = " ".join(given.note.split())
             return None, f"{given.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
         try:
-            return approvals.check_token(params, decision.digest, given.token, releases.check_approver(given.approver))[
-                1
-            ], ""
+            person = releases.check_approver(given.approver)
+            return approvals.check_token(params, decision.digest, given.token, person), ""
         except (GateError, SignatureError) as refused:
             wrong = f"the last answer was yes, but {refused}"
             get_run_logger().warning("%s", wrong)

@@ -30,7 +30,7 @@ def with_approver(ada):
 def release(params, ada, name):
     decision = decisions.decide(params, name)
     token = approval.token(decision.digest, ADA, ada)
-    signed = approval.check_token(params, decision.digest, token, ADA)[1]
+    signed = approval.check_token(params, decision.digest, token, ADA)
     return promotion.promote(params, name, decision=decision, approval=signed)
 
 
@@ -52,7 +52,7 @@ def check(params):
 def test_an_approval_is_not_good_after_the_name_went_to_and_fro(params):
     first = decisions.decide(params, "v1")
     token = approval.token(first.digest, ADA, keys.signer("embedded"))
-    signed = approval.check_token(params, first.digest, token, ADA)[1]
+    signed = approval.check_token(params, first.digest, token, ADA)
     promotion.promote(params, "v1", decision=first, approval=signed)
     promotion.rollback(params, "esi", approver=ADA)
     with pytest.raises(GateError, match="moved after the decision on v1; decide again"):

@@ -33,9 +33,8 @@ def test_a_token_tells_who_approves() -> None:
     for name, signer in (("Ada Lovelace", ADA), ("Alan Turing", ALAN)):
         token = approval.token(DIGEST, name, signer)
         assert len(token) <= 96
-        who, envelope = approval.check_token(BOTH, DIGEST, f" {token}\n")
-        assert who == name
-        assert approval.check_token(BOTH, DIGEST, token, name)[0] == name
+        envelope = approval.check_token(BOTH, DIGEST, f" {token}\n")
+        assert approval.check_token(BOTH, DIGEST, token, name) == envelope
         assert approval.approver_of(envelope, DIGEST, BOTH.approvers) == name
 
 
@@ -90,7 +89,7 @@ def test_where_nobody_is_listed_the_checkout_approves_at_scale_embedded_alone(ch
     with pytest.raises(SignatureError, match="no approval of this decision"):
         approval.check_token(params(), DIGEST, token, "Anybody")
     token = approval.token(DIGEST, "Anybody", keys.signer("full"))
-    assert approval.check_token(params(), DIGEST, token, "Anybody") == ("Anybody", envelope)
+    assert approval.check_token(params(), DIGEST, token, "Anybody") == envelope
     for refused in (approval.sign_approval, approval.check_token):
         with pytest.raises(SignatureError, match="lists nobody, so nobody can approve"):
             refused(params("full"), DIGEST, "Anybody")

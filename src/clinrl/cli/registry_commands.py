@@ -84,7 +84,7 @@ def promote(params: Params, name: str, *, approver: str, token: str | None = Non
         if token is None:
             approval = sign_approval(params, decision.digest, approver)
         else:
-            approval = check_token(params, decision.digest, token, approver)[1]
+            approval = check_token(params, decision.digest, token, approver)
         entry = promotion.promote(params, name, decision=decision, approval=approval)
     _show(entry)
 

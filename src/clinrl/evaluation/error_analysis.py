@@ -7,6 +7,7 @@ into the next version leaves the exam's verdict on that version honest.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -239,10 +240,6 @@ def _groups(by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line
 
 
 def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
-    counts: dict[str, int] = {}
-    for line in lines:
-        if line.wrong:
-            counts[line.answered] = counts.get(line.answered, 0) + 1
     return Group(
         by=by,
         value=value,
@@ -253,7 +250,7 @@ def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
         },
         cost=_cost(lines),
         total=round(100 * math.fsum(line.cost for line in lines) / answers, DIGITS),
-        answers=counts,
+        answers=dict(Counter(line.answered for line in lines if line.wrong)),
     )
 
 

@@ -4,7 +4,6 @@ A commit that is in the local cache needs no network. Whatever goes wrong is tol
 """
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from re import compile as pattern
 
+from clinrl.artifacts import sha256_file
 from clinrl.errors import Refused, mask
 
 COMMIT = pattern(r"[0-9a-f]{40}")
@@ -102,13 +102,10 @@ def _check(repo: str, folder: Path) -> None:
         raise Refused(f"{repo} holds no model*.safetensors, and other weights are never opened; choose one that does")
     for file in weights:
         blob = file.resolve()
-        if len(blob.name) == hashlib.sha256().digest_size * 2:
-            with blob.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != blob.name:
-                blob.unlink()
-                file.unlink()
-                raise Refused(f"{file.name} of {repo} is not what the hub announced, and was removed; {KEPT}")
+        if len(blob.name) == 64 and sha256_file(blob) != blob.name:
+            blob.unlink()
+            file.unlink()
+            raise Refused(f"{file.name} of {repo} is not what the hub announced, and was removed; {KEPT}")
 
 
 def _cached(repo: str) -> list[str]:

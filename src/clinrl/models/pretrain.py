@@ -170,20 +170,10 @@ def _wrapped(backend: Any, marks: Marks, template: str | None) -> Any:
 
 
 def _model(spec: "Embedded", tokenizer: Any, longest: int) -> Any:
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
+    import transformers
 
-    config, model = {
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    }[spec.architecture]
+    family = spec.architecture.capitalize()
+    config, model = getattr(transformers, f"{family}Config"), getattr(transformers, f"{family}ForCausalLM")
     return model(
         config(
             vocab_size=len(tokenizer),

@@ -30,7 +30,8 @@ def stage(params: Params, version: str | None = None, *, as_json: bool = False) 
     by its inputs as they are now, so what follows a stale stage may still be called up to date. Steps are those of the
     active scale. Raises ParamsError for an unknown version, and Refused as `dvc_state.fence` does.
     """
-    names = params.lineage(version) if version else _parents_first(params)
+    wanted = [version] if version else params.versions
+    names = dict.fromkeys(before for name in wanted for before in params.lineage(name))
     addresses = {name: addresses_of(params, name) for name in names}
     states = dvc_states({address for row in addresses.values() for address in row.values()})
     rows = [
@@ -60,10 +61,6 @@ def generations(params: Params, what: str) -> list[list[str]]:
     wanted = {before for name in names for before in params.lineage(name)}
     depths = {name: len(params.lineage(name)) for name in params.versions if name in wanted}
     return [[name for name, own in depths.items() if own == depth] for depth in sorted({*depths.values()})]
-
-
-def _parents_first(params: Params) -> Sequence[str]:
-    return list(dict.fromkeys(name for version in params.versions for name in params.lineage(version)))
 
 
 def _row(params: Params, name: str, states: Mapping[str, State]) -> dict[str, Any]:

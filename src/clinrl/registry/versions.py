@@ -27,7 +27,6 @@ from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_mode
 from clinrl.registry.model_folder import check_signature, download
 from clinrl.registry.pyfunc import read
 from clinrl.signing.keys import trusted_keys
-from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.types import Manifest, Strict
 
@@ -93,7 +92,8 @@ def register(params: Params, name: str) -> Entry:
 
 def _prepare() -> None:
     """Import what writes an entry, and open the store. Raises RegistryError."""
-    mlflow_store.open_store()
+    with connect():
+        pass
     for library in WRITERS:
         import_module(library)
 

@@ -47,7 +47,8 @@ class Fence:
         `token`: a bearer's; one of them, or none. `refuse` gives a status and a sentence the form that clients read."""
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names)}
-        self._login, self._token = login, token
+        self._login = None if login is None else base64.b64encode(login.encode()).decode()
+        self._token = token
         self._limits = limits
         self._refuse = refuse
 
@@ -68,11 +69,11 @@ class Fence:
             return self._refuse(403, "The Host header names no server here.")
         if not _is_from_own_page(scope["type"] == "http" and scope["method"] in ("GET", "HEAD"), headers, hosts[0]):
             return self._refuse(403, "A page of another origin may not ask this server.")
-        if self._login is not None and not _knows(self._login, headers.get("authorization", "")):
+        if self._login is not None and not _gives("basic", self._login, headers.get("authorization", "")):
             refused = self._refuse(401, "This server asks for a user and a password.")
             refused.headers["www-authenticate"] = 'Basic realm="clinrl", charset="UTF-8"'
             return refused
-        if self._token is not None and not _bears(self._token, headers.get("authorization", "")):
+        if self._token is not None and not _gives("bearer", self._token, headers.get("authorization", "")):
             refused = self._refuse(401, "This server asks for a bearer token, which is missing or wrong.")
             refused.headers["www-authenticate"] = 'Bearer realm="clinrl"'
             return refused
@@ -159,15 +160,10 @@ def _is_from_own_page(is_read: bool, headers: Headers, host: str) -> bool:
     return is_read and opened  # a link to this server; not a frame, an image or a script on somebody's page
 
 
-def _knows(login: str, authorization: str) -> bool:
-    scheme, _, given = authorization.partition(" ")
-    expected = base64.b64encode(login.encode()).decode()
-    return scheme.lower() == "basic" and hmac.compare_digest(given.strip().encode(), expected.encode())
-
-
-def _bears(token: str, authorization: str) -> bool:
-    scheme, _, given = authorization.partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+def _gives(scheme: str, secret: str, authorization: str) -> bool:
+    """Whether a header of this scheme holds a secret: compared in a time that tells nothing of it."""
+    found, _, given = authorization.partition(" ")
+    return found.lower() == scheme and hmac.compare_digest(given.strip().encode(), secret.encode())
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:

@@ -61,8 +61,8 @@ def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
     return {name or keys.OURS: ours}
 
 
-def check_token(params: "Params", decision: str, token: str, name: str = "") -> tuple[str, dict[str, Any]]:
-    """Who made a token for a decision (its digest), and the envelope of their approval.
+def check_token(params: "Params", decision: str, token: str, name: str = "") -> dict[str, Any]:
+    """The signed approval of a decision (its digest), of whoever made a token for it.
 
     `name` is who the answer says it is from: if given it must be them. Where `approvers` lists nobody, at scale
     embedded, this checkout's key approves under that name. Raises SignatureError if nobody listed made the token, or
@@ -75,7 +75,7 @@ def check_token(params: "Params", decision: str, token: str, name: str = "") -> 
     for approver, key in approvers(params, name).items():
         claim = statement(decision, approver)
         if key.verifies(dsse.signed_bytes(claim), signature):
-            return approver, dsse.make_envelope(claim, key, signature)
+            return dsse.make_envelope(claim, key, signature)
     raise SignatureError(
         "this token is no approval of this decision by anybody who is listed; `clinrl approve DECISION --as NAME` "
         "makes one"

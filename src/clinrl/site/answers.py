@@ -86,7 +86,7 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
         wrong = [at for at, verdict in enumerate(verdicts) if verdict != RIGHT]
         chosen = sorted([*wrong, *right[:most]])
         counts[mode] = Counts(len(lines), len(right), verdicts.count(SAFETY), len(right[:most]))
-        requests |= {str(at): _request(run, run.cases[at]) for at in chosen}
+        requests |= {str(at): run.task.text(run.model.sees(run.cases[at])) for at in chosen}
         shown = {str(at): _answer(run, at, lines[at]) for at in chosen}
         modes[mode] = {"verdicts": "".join(verdicts), "shown": shown}
     if imported:
@@ -121,12 +121,6 @@ def _wrong_nearby(params: Params, run: Run, mode: str) -> set[int]:
                 pairs = zip(run.golds, kept.given[mode].answers, strict=True)
                 found |= {at for at, (gold, answer) in enumerate(pairs) if answer != gold}
     return found
-
-
-def _request(run: Run, case: Case) -> str:
-    """What was asked about a case. The system's part is the same for every case, and stays out."""
-    prompt = run.task.prompt(run.model.sees(case).facts)
-    return "\n".join(message.content for message in prompt if message.role == "user")
 
 
 def _answer(run: Run, at: int, line: Graded) -> dict[str, Any]:

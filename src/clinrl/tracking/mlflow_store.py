@@ -153,12 +153,6 @@ def connect() -> Iterator["MlflowClient"]:
         raise RegistryError(_sentence(uri, error)) from error
 
 
-def open_store() -> None:
-    """Import MLflow and open the store, which takes seconds the first time. Raises RegistryError."""
-    with connect():
-        pass
-
-
 @cache
 def _client(uri: str) -> "MlflowClient":
     for name, value in PATIENCE.items():
