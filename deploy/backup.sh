@@ -8,7 +8,7 @@
 # The registry is the SQLite file of mlruns/, unless the variables of MLflow's own server name another:
 # MLFLOW_BACKEND_STORE_URI (postgresql:// needs pg_dump and pg_restore; leave the password to PGPASSWORD) and
 # MLFLOW_ARTIFACTS_DESTINATION (s3:// needs aws). DVC's files are those of the default remote, or without one of the cache.
-# A restore overwrites nothing, and says whose keys it brings. Without --with-private-key the signing key stays where it is: whoever has it can sign.
+# A restore overwrites nothing but objects of DVC's cache, which are named by what they hold, and says whose keys it brings. Without --with-private-key the signing key stays where it is: whoever has it can sign.
 set -euo pipefail
 export LC_ALL=C
 umask 077
@@ -36,12 +36,12 @@ with Repo() as repo:
     print(repo.config["remote"][name]["url"] if name else repo.cache.local_cache_dir)'
 }
 
-# Copies a folder, whose files replace none, or what begins with an address in a bucket. FROM TO
+# Copies a folder, or what begins with an address in a bucket. FROM TO
 copy() {
     if [[ $1$2 == *s3://* ]]; then
         aws s3 sync --only-show-errors "$1" "$2"
     elif [[ -d $1 ]]; then
-        mkdir -p "$2" && tar -C "$1" -c . | tar -C "$2" -xp --skip-old-files
+        mkdir -p "$2" && cp -a --remove-destination "$1/." "$2"
     fi
 }
 

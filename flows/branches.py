@@ -73,7 +73,8 @@ def go_on(of: str, may_change: Collection[str]) -> None:
     if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
     log = next(iter(_from_the_root([str(paths.audit_log())])))
-    if log in inside and not _lines("FETCH_HEAD", log).startswith(_lines(base, log)):
+    held = _lines(base, log)  # whose last line a kill may have cut short
+    if log in inside and not _lines("FETCH_HEAD", log).startswith(held[: held.rfind("\n") + 1]):
         raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
     try:
         git("merge", "--quiet", "--no-edit", "FETCH_HEAD")

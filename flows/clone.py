@@ -172,7 +172,8 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
     says = AUTHOR | ({"DATE": date} if date else {})
     env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in says.items()}
     env["GIT_TERMINAL_PROMPT"] = "0"
-    done = subprocess.run(["git", *words], capture_output=True, text=True, env=env, check=False)
+    how = {"capture_output": True, "text": True, "errors": "replace"}
+    done = subprocess.run(["git", *words], env=env, check=False, **how)
     if done.returncode:
         said = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused

@@ -98,7 +98,10 @@ def full_model(params: Params, fold: str, version: str) -> str | None:
         pages.show_decision(decision)
         if decision.promote:
             approval, approved = approval_of(params, champion_of(params, version))
-            steps.promote(fold, decision, approval, approved)
+            try:
+                steps.promote(fold, decision, approval, approved)
+            except GateError as refused:  # the version is champion all the same
+                return f"{fold} is not promoted: {refused}"
     return outcome(params, fold)
 
 

@@ -161,23 +161,12 @@ def test_it_brings_counts_back_and_nothing_that_somebody_laid_into_it(project: P
 
 
 @pytest.mark.slow
-def test_what_lies_in_the_cache_stays_and_a_link_in_the_store_is_seen_when_the_backup_is_made(
-    project: Path, tmp_path: Path
-) -> None:
-    assert script("make", str(tmp_path / "backup")).returncode == 0
-    shutil.rmtree("mlruns")
-    held = next(path for path in Path(".dvc/cache").rglob("*") if path.is_file())
-    held.chmod(0o600)
-    held.write_text("younger")
-    assert script("restore", str(tmp_path / "backup")).returncode == 0
-    assert held.read_text() == "younger"
+def test_a_link_in_the_store_is_seen_when_the_backup_is_made(project: Path, tmp_path: Path) -> None:
     Path("mlruns/artifacts/link").symlink_to("/etc")
-    done = script("make", str(tmp_path / "second"))
-    assert (done.returncode, done.stderr.split(";")[0]) == (
-        1,
-        "clinrl: artifacts/link is a link, which no restore takes",
-    )
-    assert not (tmp_path / "second/SHA256SUMS").exists()
+    done = script("make", str(tmp_path / "backup"))
+    says = "clinrl: artifacts/link is a link, which no restore takes; remove it where it was copied from\n"
+    assert (done.returncode, done.stderr) == (1, says)
+    assert not (tmp_path / "backup/SHA256SUMS").exists()
 
 
 @pytest.mark.slow

@@ -149,16 +149,25 @@ def test_a_full_model_that_was_taken_back_needs_an_approval_of_its_own(params):
     assert decision.promote
     assert standing.outcome(params, "v2-full") == f"v2-full was rolled back by {ADA}"
     how = {"approval": approved["approval"], "approved": approved["approved"]}
-    with pytest.raises(GateError, match="v2-full was rolled back by Ada Lovelace after its version was approved"):
+    with pytest.raises(GateError, match="v2-full has been champion on the approval of its version and is no more"):
         promotion.promote(params, "v2-full", decision=decision, **how)
-    taken_back = last(params, "rollback")["from"]
+    taken_back, first = last(params, "rollback")["from"], approved["approved"]
+    write(
+        params, "decision", next(line.body for line in audit_log.lines(params) if artifacts.digest(line.body) == first)
+    )
     write(
         params, "promotion", {**how, **taken_back, "model": "esi-merged", "approver": ADA, "decision": decision.digest}
     )
     versions.point("esi-merged", "champion", versions.by_digest("esi-merged", taken_back["digest"]))
-    with pytest.raises(GateError, match="was rolled back by"):
+    with pytest.raises(GateError, match="and is no more; approve v2-full by itself"):
         standing.check_servable(params, versions.holder("esi-merged", "champion"), "champion")
-    assert examined.promote(params, "v2-full", ADA, decisions.decide(params, "v2-full")).aliases == ("champion",)
+    said = [link.says for link in lineage.walk(params, "v2-full") if link.state == "broken"]
+    assert any("and is no more" in one for one in said)
+
+    again = decisions.decide(params, "v2-full")
+    examined.promote(params, "v2-full", ADA, again)
+    standing.check_servable(params, versions.holder("esi-merged", "champion"), "champion")
+    assert last(params, "promotion")["approved"] == again.digest
 
 
 @after("v1")

@@ -75,7 +75,7 @@ def render(
 
 def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thinking: bool) -> str:
     """What stands between a turn that calls tools and the model's next one: the rest of the turn's end, the results of
-    the calls, and the head of the next turn. One result or more."""
+    the calls, and the head of the next turn. One result or more. Raises Refused if the template ends no turn."""
     call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
     before = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
     after = [{"role": "tool", "name": "tool", "content": message.content} for message in found]
@@ -84,6 +84,8 @@ def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thin
     # A template may write the last turn otherwise than an earlier one, so the turn's end is found by its number.
     end = str(tokenizer.eos_token)
     ends = called.count(end)
+    if not ends:
+        raise Refused(f"this chat template ends no turn with the tokenizer's {end}; choose a checkpoint that does")
     return answered.split(end, ends)[ends] + _block(tokenizer, thinking)
 
 
@@ -140,9 +142,14 @@ def _endings(template: str) -> tuple[str, str]:
 @cache
 def _calls_are_read(template: str) -> bool:
     """Whether `read_calls` finds the call in a turn that a chat template writes."""
+    from jinja2 import TemplateError
+
     call = Call(name="tool", arguments={"of": 1})
     turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call.model_dump()}]}
-    said = _bare(template, [QUESTION, turn])
+    try:
+        said = _bare(template, [QUESTION, turn])
+    except TemplateError:  # it refuses such a call
+        return False
     return read_calls(Message(role="assistant", content=said)).calls == (call,)
 
 

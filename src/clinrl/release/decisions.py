@@ -1,7 +1,7 @@
 """The decision on a candidate: the task's gate is held against the exam of a registered version or merge.
 
 What is decided upon is held against dvc.lock and against its transcripts. A decision counts for one adapter against one
-champion, and the audit file has it before anything is renamed.
+champion, and the audit log has it before anything is renamed.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from clinrl.runtime.dvc_digest import md5
 
 
 def decide(params: Params, name: str) -> Decision:
-    """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
+    """Hold the task's gate against the exam of a registered version or merge; say so in the audit log and its tags.
 
-    The same question asked again adds no line to the audit file. Raises GateError if the task has no gate, if the
+    The same question asked again adds no line to the audit log. Raises GateError if the task has no gate, if the
     version is outside its change plan, if the error budget of the exam is used up, or if the registry has another
-    champion than the audit file; RegistryError if the version was never registered; and ArtefactError if it and the
+    champion than the audit log; RegistryError if the version was never registered; and ArtefactError if it and the
     champion did not take the same exam in the same modes, or if something of either is not what dvc.lock records or
     what its transcripts say.
     """
@@ -123,7 +123,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
 
 
 def _champion(params: Params, model: str, candidate: str) -> Entry | None:
-    """Who holds the champion's name, by the audit file too: whoever can write to the registry may move the name.
+    """Who holds the champion's name, by the audit log too: whoever can write to the registry may move the name.
 
     A registry that lost its champion gets it back by a decision on that very one. Raises GateError.
     """

@@ -21,7 +21,7 @@ from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release.moves import approver_of, check_turn, recorded_champion
+from clinrl.release.moves import approver_of, check_turn, check_unspent, recorded_champion
 from clinrl.release.promotion import check_folded
 from clinrl.types import Manifest, Strict
 
@@ -301,7 +301,7 @@ def _check_undecided(model: str, name: str, digest: str) -> tuple[str, str]:
     if entry is not None and "decision" in entry.tags:
         raise Refused(
             f"the registry knows of a decision on {name}, and {paths.audit_log()} does not; merge the branch of the "
-            "retraining that decided, or restore the file from git"
+            f"retraining that decided, restore the file from git, or run `clinrl decide {name}`"
         )
     return "", "was never decided upon"
 
@@ -356,6 +356,8 @@ def _check_approved(
         raise Refused(f"{name} was promoted on a decision that the audit log does not have as passed")
     if body["approved"] != body["decision"]:  # that of the version, of which a full model is made
         check_folded(params, name, body["approved"])
+        entry = versions.find(model, name, digest=body["digest"])
+        check_unspent(entry, body["approved"], lines[: lines.index(promotion) + 1])
     if approver_of(params, promotion) != body["approver"]:
         raise Refused(f"the audit log names {body['approver']!r} as approver of {name}, and somebody else signed")
     tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")

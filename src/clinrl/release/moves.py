@@ -1,4 +1,4 @@
-"""Moves of the champion's name, as the audit file has them: who held it, who approved, and for which turn."""
+"""Moves of the champion's name, as the audit log has them: who held it, who approved, and for which turn."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,52 +23,67 @@ def last_move(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.K
 
 
 def recorded_champion(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
-    """Whose digest the champion has by the audit file: the last promotion, or where a rollback went to."""
+    """Whose digest the champion has by the audit log: the last promotion, or where a rollback went to."""
     return next(reversed(recorded_champions(model, lines)), None)
 
 
 def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
-    """Whose digest the champion had, by the audit file, before the version with this one: where a rollback goes to."""
+    """Whose digest the champion had, by the audit log, before the version with this one: where a rollback goes to."""
     return next((held for held in reversed(recorded_champions(model, lines)) if held != digest), None)
 
 
 def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
-    """The digests of all that were champion by the audit file, oldest first."""
-    held = [line.body if line.kind == "promotion" else line.body["to"] for line in moves(model, lines)]
-    return [str(body["digest"]) for body in held]
+    """The digests of all that were champion by the audit log, oldest first."""
+    return [_holder(line) for line in moves(model, lines)]
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
-    """Refuse a last of `moves` that was approved for another turn of the champion's name, or on no decision."""
+    """Refuse a last of `moves` that was approved for another turn of the champion's name. Raises GateError."""
     *earlier, last = moves(model, lines)
     about = last.body if last.kind == "rollback" else decision_of(last.body["decision"], lines)
-    if about is None or about.get("moved") != (earlier[-1].digest if earlier else None):
+    if about is None:
+        raise GateError(f"the {last.kind} of {last.at} names a decision that {paths.audit_log()} does not have")
+    if about.get("moved") != (earlier[-1].digest if earlier else None):
         raise GateError(f"the {last.kind} of {last.at} was approved for another turn; a person must approve a new one")
 
 
 def decision_of(digest: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
     """The decision with this digest, as it was written down; None if there is none."""
-    return next(
-        (line.body for line in lines if line.kind == "decision" and artifacts.digest(line.body) == digest), None
-    )
+    return next((line.body for line in lines if _decides(line, digest)), None)
 
 
-def check_not_taken_back(fold: str, digest: str, approved: str, lines: Sequence[audit_log.Entry]) -> None:
-    """Refuse a full model that was rolled back after the decision on its version, whose approval was to hold for it."""
-    for line in reversed(lines):
-        if line.kind == "rollback" and line.body["from"]["digest"] == digest:
+def check_unspent(fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) -> None:
+    """Refuse a full model that was champion on the approval of its version before, and was champion no more after it.
+
+    `approved`: the digest of the decision that was approved. Raises GateError.
+    """
+    is_approved = was_champion = False
+    turns = {line.digest: _holder(line) for line in moves(fold.model, lines)}
+    for line in lines:
+        is_approved |= _decides(line, approved)
+        if line.digest not in turns:
+            continue
+        if is_approved and was_champion and turns[line.digest] != fold.digest:
             raise GateError(
-                f"{fold} was rolled back by {line.body['approver']} after its version was approved; approve it itself "
-                f"(`clinrl promote {fold}`)"
+                f"{fold.name} has been champion on the approval of its version and is no more; approve {fold.name} by "
+                f"itself (`clinrl promote {fold.name}`)"
             )
-        if line.kind == "decision" and artifacts.digest(line.body) == approved:
-            return
+        was_champion = turns[line.digest] == fold.digest
+
+
+def _decides(line: audit_log.Entry, digest: str) -> bool:
+    return line.kind == "decision" and artifacts.digest(line.body) == digest
+
+
+def _holder(move: audit_log.Entry) -> str:
+    """Whose digest the champion has after a move of its name."""
+    return str((move.body if move.kind == "promotion" else move.body["to"])["digest"])
 
 
 def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:
     """The approval that made a version champion, and the digest of the decision that it is about.
 
-    Raises GateError if the audit file has none.
+    Raises GateError if the audit log has none.
     """
     for line in reversed(audit_log.lines(params)):
         if line.kind == "approval" and is_of(line, champion):

@@ -23,14 +23,14 @@ from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log
 from clinrl.release.gate import Decision
 from clinrl.release.moves import (
-    approver_of,
-    check_not_taken_back,
+    check_unspent,
     decision_of,
     last_move,
     recorded_before,
     recorded_champion,
     recorded_champions,
 )
+from clinrl.release.standing import check_servable
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import trusted_keys
 
@@ -45,11 +45,11 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
     `approval` is the signed approval of the decision (`clinrl.signing.approval`), or of the decision whose digest is
     `approved`: that on the very version that was folded, whose approval holds for its full model too.
 
-    Promoting the champion again changes nothing, unless who approved it may approve no more, as after a change of keys:
-    then it is approved anew. Raises GateError if the decision is negative, is about another
-    adapter, or was made before the champion's name last moved, or if the audit log does not know how the champion
-    became what it is; SignatureError if nobody who may approve signed, or if the registered model is not what was
-    signed; Busy if another promotion is under way. The champion is then what it was.
+    Promoting the champion again changes nothing, unless its approval counts no more, as after a change of keys: then it
+    is approved anew. Raises GateError if the decision is negative, is about another adapter, or was made before the
+    champion's name last moved, if the audit log does not know how the champion became what it is, or if `approved` is
+    about something else or was used up; SignatureError if nobody who may approve signed, or if the registered model is
+    not what was signed; Busy if another promotion is under way. The champion is then what it was.
     """
     model = params.model(name).registered
     about = approved or decision.digest
@@ -62,9 +62,9 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
             raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
         if approved:
             check_folded(params, name, approved)
-            check_not_taken_back(name, entry.digest, approved, audit_log.lines(params))
+            check_unspent(entry, approved, audit_log.lines(params))
         before = versions.holder(model, CHAMPION)
-        if before is not None and before.digest == entry.digest and not _lost_its_approver(params, entry):
+        if before is not None and before.digest == entry.digest and not _needs_approval(params, entry):
             return _complete(params, before)
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
@@ -92,7 +92,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
 
 
 def check_folded(params: Params, fold: str, approved: str) -> None:
-    """Refuse the approval of a decision that is not about the version of which a full model is made."""
+    """Refuse an approved decision that is not about the version of which a full model is made. Raises GateError."""
     version = params.merges.folds[fold].version if fold in params.merges.folds else ""
     made_of = artifacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
     decided = decision_of(approved, audit_log.lines(params))
@@ -107,7 +107,7 @@ def check_folded(params: Params, fold: str, approved: str) -> None:
 def settle(params: Params, name: str) -> Entry | None:
     """The champion if it is what is here under this name, with its promotion completed; None if it is another.
 
-    None too if who approved it may approve no more: it is to be promoted again. A kill may have come between its new
+    None too if its approval counts no more: it is to be promoted again. A kill may have come between its new
     name and the audit log. Raises GateError if nobody approved of this champion: then somebody moved the name by hand.
     """
     model = params.model(name).registered
@@ -117,16 +117,18 @@ def settle(params: Params, name: str) -> Entry | None:
         if champion is None or champion.digest != mine:
             return None
         champion = _complete(params, champion)
-        return None if _lost_its_approver(params, champion) else champion
+        return None if _needs_approval(params, champion) else champion
 
 
-def _lost_its_approver(params: Params, champion: Entry) -> bool:
-    """Whether whoever approved the last move of the champion's name may approve no more, by the keys that count now."""
-    last = last_move(champion.model, audit_log.lines(params), "approval")
+def _needs_approval(params: Params, champion: Entry) -> bool:
+    """Whether the audit log has a champion whom nobody would serve: the approval of its last move does not count."""
+    if recorded_champion(champion.model, audit_log.lines(params)) != champion.digest:
+        return False
     try:
-        return last is not None and approver_of(params, last) != last.body["approver"]
-    except SignatureError:
+        check_servable(params, champion, CHAMPION)
+    except (GateError, SignatureError):
         return True
+    return False
 
 
 def _complete(params: Params, entry: Entry) -> Entry:

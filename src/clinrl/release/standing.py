@@ -10,7 +10,7 @@ from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
-from clinrl.release.moves import approver_of, check_not_taken_back, check_turn, decision_of, moves, recorded_champion
+from clinrl.release.moves import approver_of, check_turn, check_unspent, decision_of, moves, recorded_champion
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -72,7 +72,8 @@ def champion_of(params: Params, name: str) -> Entry:
 def check_servable(params: Params, entry: Entry, alias: str) -> None:
     """Refuse to let people ask a version as `champion` that nobody approved, or as `candidate` that was refused.
 
-    An alias is a name that whoever can write to the registry may move. Raises GateError, or as `audit_log.read`.
+    An alias is a name that whoever can write to the registry may move. Raises GateError, SignatureError if nobody who
+    may approve signed, or as `audit_log.read`.
     """
     log, lines = paths.audit_log(), audit_log.lines(params)
     if alias == versions.CANDIDATE:
@@ -100,7 +101,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
             fold, agreed = params.merges.folds.get(entry.name), decision_of(about, lines)
             if fold is None or agreed is None or not agreed["promote"] or agreed["candidate"] != fold.version:
                 raise GateError(f"{log} has no passed decision on the version of which {entry.name} is made")
-            check_not_taken_back(entry.name, entry.digest, about, lines)
+            check_unspent(entry, about, lines)
     if approver_of(params, turn) != body["approver"]:
         raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 
