@@ -284,7 +284,8 @@ def _mcnemar(task: Task, golds: Sequence[Any], mine: Entry, theirs: Entry) -> li
     for k in range(more if fewer == 1 else fewer):
         first, second = (_of(entry.versions or (entry.name,), k) for entry in (mine, theirs))
         one, other = (_of(entry.answers, k) for entry in (mine, theirs))
-        tests = [paired_on(metric, second, golds, one, other, task.compared) for metric in task.compared]
+        counted = [metric for metric, kind in task.compared.items() if any(kind.of(g, g) is not None for g in golds)]
+        tests = [paired_on(metric, second, golds, one, other, task.compared) for metric in counted]
         found += [((first, second), test) for test in tests]
     return found
 

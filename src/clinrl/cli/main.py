@@ -15,7 +15,7 @@ from typing import Any
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.parser import parser
-from clinrl.errors import Refused, exit_code_of
+from clinrl.errors import ParamsError, Refused, exit_code_of
 from clinrl.runtime import determinism, starter
 
 
@@ -48,6 +48,8 @@ def _run(arguments: dict[str, Any]) -> int:
     """Call what the table of commands names, with what it takes. Everything heavy is imported here."""
     name, source = arguments.pop("command"), arguments.pop("params")
     command, given = COMMANDS[name], {}
+    if not command.takes and source != Path("params.yaml"):
+        raise ParamsError(f"`clinrl {name}` reads no file of --params; leave it out")
     if "source" in command.takes:
         given["source"] = source
     if "params" in command.takes:
@@ -55,7 +57,9 @@ def _run(arguments: dict[str, Any]) -> int:
         from clinrl.config.params import load_params
 
         given["params"] = load_params(source)
-        if arguments.get("name") and not command.actions and name != "compare":  # whose names are of several kinds
+        if (
+            arguments.get("name") is not None and not command.actions and name != "compare"
+        ):  # whose names are of several kinds
             check_name(given["params"], arguments["name"], name)
     if not command.runs:
         from clinrl.cli.stage_commands import make

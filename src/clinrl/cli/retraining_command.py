@@ -36,6 +36,8 @@ def stage(
     Raises ParamsError for a task without a plan, or for models that differ more than they can.
     """
     check_known("plans", name, params.plans, "a task with a change plan")
+    if wrong >= 0.5:
+        raise ParamsError(f"--wrong is {wrong:g}; a champion errs in less than half of the cases")
     # A draft is screened on what its parent is mined on, and the newest version is that.
     mined = next((held.data for held in reversed(params.mining.values()) if held.task == name), None)
     given = World(

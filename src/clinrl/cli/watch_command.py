@@ -29,7 +29,7 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
         return 0 if matched else 1
     held = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
     found = [standing(params, entry) for entry in held if entry]
-    if not any(one.requests for one in found):
+    if not any(one.requests or one.safety for one in found):
         lacks = "no request was counted on this machine" if found else "the registry has no champion or candidate"
         raise Refused(f"nothing of {name} is watched here: {lacks}; look where `clinrl serve {name}` runs")
     if as_json:

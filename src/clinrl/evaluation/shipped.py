@@ -100,7 +100,7 @@ def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str
 def _rivals(params: Params, model: Model, report: EvalReport) -> dict[str, Estimates]:
     """What the classifiers reached that params.yaml names for this exam, from their records."""
     names = [name for name, rival in params.rivals.items() if rival.exam == model.exam]
-    if not names:
+    if not names or model.exam not in params.datasets:
         return {}
     run = run_of(params, model, [*draw(params.datasets[model.exam])], report.exam_digest)
     answers = {name: answers_of(run, report.mode, load_record(run, name, "rival")) for name in names}

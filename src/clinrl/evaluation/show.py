@@ -67,7 +67,7 @@ def place(ids: Sequence[str], episode: str) -> int:
 
     Raises ParamsError if no case of the exam is meant, or more than one.
     """
-    if episode.isdecimal():
+    if episode.isdecimal() and len(episode) < 10:
         if not 1 <= int(episode) <= len(ids):
             raise ParamsError(f"there is no episode {episode}; the exam has those from 1 to {len(ids)}")
         return int(episode) - 1

@@ -47,8 +47,11 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
     if repo.count("/") != 1:
         raise ParamsError("--repo must be OWNER/NAME of letters, digits, '-', '_' and '.'")
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
-    address = urlsplit(endpoint)
-    if not address.hostname or not (address.scheme == "https" or address.hostname in (*LOOPBACK, "localhost")):
+    try:
+        address = urlsplit(endpoint)
+    except ValueError:  # of brackets that are not closed
+        address = urlsplit("")
+    if not address.hostname or not (address.scheme == "https" or address.hostname in LOOPBACK):
         raise ParamsError(f"{mask(endpoint)!r} is no endpoint such as https://huggingface.co: a token is sent to it")
     model = params.model(name)
     if model.parent is None:
@@ -98,8 +101,10 @@ def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, publ
     from huggingface_hub.hf_api import RepoFile
 
     api.create_repo(repo, private=not public, exist_ok=True)
-    if not public and api.model_info(repo).private is False:
-        raise Refused(f"{repo} is there and is public; give --public too, or another --repo: nothing was sent")
+    is_private = api.model_info(repo).private
+    if is_private is public:  # a repository that is there stays what it is
+        what, do = ("private", "leave out --public") if public else ("public", "give --public too")
+        raise Refused(f"{repo} is there and is {what}; {do}, or another --repo: nothing was sent")
     add = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
     done = api.create_commit(repo, [*add, CommitOperationAdd(CARD, card.encode())], commit_message="clinrl push")
     expected = {name: sha256_file(path) for name, path in files.items() if name.endswith(".safetensors")}

@@ -171,6 +171,8 @@ class Local:
             for job in jobs:
                 job.tell(error)
             return
+        finally:
+            sampler.watch = ()  # what was asked is not kept
         for job, one in zip(jobs, written, strict=True):
             job.tell(one if one.tokens <= job.budget else sampler.cut(one, job.budget))
 

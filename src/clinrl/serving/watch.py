@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clinrl.analysis.exam import column
@@ -40,6 +41,8 @@ MOST = 100_000
 """Answers of a version that wait to be written down while that fails, as on a full disk. The oldest are lost."""
 IDLE_S = 0.05
 """Seconds between two looks whether somebody waits for an answer."""
+AGAIN_S = 300.0
+"""Seconds after which an exam that was not here is looked for again."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,17 @@ class Watch:
     """Counts of one registered model."""
 
     def __init__(
-        self, params: "Params", model: str, live: Live, backend: Backend, shadow: float, least: int = LEAST
+        self,
+        params: "Params",
+        model: str,
+        live: Live,
+        backend: Backend,
+        shadow: float,
+        least: int = LEAST,
+        source: Path = Path("params.yaml"),
     ) -> None:
-        """`shadow`: the share of the champion's requests, 0 to 1, that the candidate is asked too."""
+        """`shadow`: the share of the champion's requests, 0 to 1, that the candidate is asked too. `source`: the file
+        of the parameters, which is read anew for each version."""
         self._params, self._model, self._live, self._backend = params, model, live, backend
         self._shadow, self._least = shadow, least
         self._counts: dict[str, Counts] = {}
@@ -74,7 +85,8 @@ class Watch:
         self._job: Job | None = None
         self._shadows: asyncio.Queue[Seen] = asyncio.Queue(WAITING // 8)
         self._following: asyncio.Task[None] | None = None
-        self._reader = cache(self._learn)
+        self._source, self._readers, self._told = source, dict[str, Reader](), set[str]()
+        self._again = dict[str, float]()
         self._thread = threading.Thread(target=self._work, name="counts", daemon=True)
         self._thread.start()
 
@@ -160,22 +172,29 @@ class Watch:
         answers[seen.ident] = seen.mode, seen.answer
         if len(answers) > MOST:
             del answers[next(iter(answers))]
-        if (reader := self._reader(served.name, served.digest)) is not None:
+        if (reader := self._learned(served.name, served.digest)) is not None:
             text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
             where = counts.ANSWER + seen.mode, seen.answer
             self._add(served.digest, [*reader.read(text), where])
 
-    def _learn(self, name: str, digest: str) -> Reader | None:
+    def _learned(self, name: str, digest: str) -> Reader | None:
         """The buckets of a version's exam; None if there is none here, which is told once. Labels count all the same.
 
-        params.yaml is read anew: what is served may be younger than this server.
+        The parameters are read anew: what is served may be younger than this server. So may its exam be, which is looked
+        for again every few minutes.
         """
-        try:
-            return counts.reference(load_params(), name, digest)[0]
-        except Exception as fault:  # noqa: BLE001  whatever is wrong with an exam, the version is served
-            reason = fault if isinstance(fault, Refused) else type(fault).__name__
-            print(f"clinrl: {name} is not watched for drift: {reason}", file=sys.stderr, flush=True)
-            return None
+        if digest not in self._readers and time.monotonic() >= self._again.get(digest, 0.0):
+            try:
+                self._readers[digest] = counts.reference(load_params(self._source), name, digest)[0]
+            except Exception as fault:  # noqa: BLE001  whatever is wrong with an exam, the version is served
+                self._again[digest] = time.monotonic() + AGAIN_S
+                says = (
+                    f"{name} is not watched for drift: {fault if isinstance(fault, Refused) else type(fault).__name__}"
+                )
+                if says not in self._told:
+                    print(f"clinrl: {says}", file=sys.stderr, flush=True)
+                self._told.add(says)
+        return self._readers.get(digest)
 
     def _flush(self) -> None:
         """Write down what is enough. Nothing else changes it meanwhile: this thread counts too."""

@@ -78,7 +78,7 @@ class Site:
     def compared(self) -> dict[str, Compared]:
         """The comparisons that were made."""
         made = {name: get_task(spec.task) for name, spec in self.params.comparisons.items()
-                if paths.comparison_report(name).exists()}  # fmt: skip
+                if _is_compared(name)}  # fmt: skip
         return {
             name: Compared.model_validate(load(paths.comparison_report(name), task, self.params.modes))
             for name, task in made.items()
@@ -216,6 +216,14 @@ def write(site: Site, advance: Advance) -> None:
     site.page("search.html", "search", "Search")
     site.text("search-index.js", f"clinrl.index={canonical_json(site.entries)}\n")
     advance(2)
+
+
+def _is_compared(name: str) -> bool:
+    """Whether a comparison has its report and its pages: an interrupt may have come between them."""
+    report = paths.comparison_report(name)
+    return all(
+        path.exists() for path in (report, report.with_suffix(".md"), paths.comparison_pages(name) / "tables.md")
+    )
 
 
 def _url(path: Path) -> str:

@@ -177,7 +177,7 @@ def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch
     name, gate = task.safety.metric, params.gates.get(task.name)
     metric, is_bad = task.metrics[name], task.metrics[name].worse == "higher"
     bound = gate and (gate.limits[name].max if is_bad else gate.limits[name].min)
-    if not bound or not isinstance(metric, Share):
+    if not bound or not isinstance(metric, Share) or task.episodes:  # nothing that is played is served
         return NOTHING
     answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]
     of = {f"{gold} as {column(given)}": metric.of(gold, given) for gold in task.labels for given in answers}

@@ -4,6 +4,7 @@ Of an answer whose label may come, version, mode and bucket are kept under a key
 label comes or the answer is too old. What is forgotten is overwritten. Several processes may write at once.
 """
 
+import errno
 import hashlib
 import hmac
 import sqlite3
@@ -44,7 +45,10 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
             with connection:
                 yield connection
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        kind = error.sqlite_errorcode & 0xFF
+        if kind == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, str(error), str(path)) from None
+        if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
         raise ArtefactError(
             f"{path} is damaged ({error}); restore it from a backup, or move it away: counts then begin anew"
@@ -69,7 +73,12 @@ def add(model: str, version: str, counts: Counts, answers: Mapping[str, tuple[st
 
 
 def match(model: str, labels: Mapping[str, str]) -> int:
-    """Count labels, by ids of responses, beside the answers that are kept, and forget these. Returns their number."""
+    """Count labels, by ids of responses, beside the answers that are kept, and forget these. Returns their number.
+
+    Where nothing was counted no file is made, since it would look as if something had been.
+    """
+    if not paths.watched(model).exists():
+        return 0
     forget, found = "DELETE FROM answers WHERE id = key(?) RETURNING version, mode, answer", []
     with _opened(model) as connection:
         for ident, label in labels.items():
@@ -80,8 +89,10 @@ def match(model: str, labels: Mapping[str, str]) -> int:
 
 
 def days(model: str, version: str) -> list[Counts]:
-    """The counts about a version on each day that has any, in order."""
+    """The counts about a version on each day that has any, in order. No file is made, as for `match`."""
     found: dict[int, Counts] = {}
+    if not paths.watched(model).exists():
+        return []
     with _opened(model) as connection:
         query = "SELECT day, feature, bucket, n FROM counts WHERE version = ? ORDER BY day"
         for day, feature, bucket, n in connection.execute(query, (version,)):
