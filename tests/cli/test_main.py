@@ -117,6 +117,7 @@ def test_a_usage_error_exits_with_2(arguments, capsys):
     [
         ("train", "v12", ("no version", "did you mean v", "allowed: v1, v2, v3")),
         ("probe", "esi-base", ("no version", "allowed: ")),
+        ("train", "", ("no version", "allowed: v1, v2, v3")),
         ("dataset", "esi-d9", ("no dataset", "did you mean esi-d1?", "esi-m1")),
         ("validate", "v1", ("no dataset", "esi-x1")),
         ("base", "esl", ("no task", "did you mean esi?")),
@@ -195,6 +196,11 @@ def test_params_may_stand_before_or_after_the_subcommand(arguments, project):
     (project / "params.yaml").rename("b.yaml")
     assert cli.main(arguments) == 0
     assert len((paths.cases("esi-d1") / paths.CASES_FILE).read_text().splitlines()) == 5
+
+
+def test_params_that_a_command_would_not_read_are_refused(project, capsys):
+    assert cli.main(["verify", "esi-v46", "--params", "b.yaml"]) == 2
+    assert capsys.readouterr().err == "clinrl: `clinrl verify` reads no file of --params; leave it out\n"
 
 
 def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):

@@ -162,6 +162,7 @@ def test_an_episode_is_a_number_or_the_beginning_of_an_id(episode, expected):
     [
         ("0", "there is no episode 0; the exam has those from 1 to 3"),
         ("4", "there is no episode 4"),
+        ("1" * 5000, "no case of the exam begins with '1"),
         ("esi-00", r"2 cases of the exam begin with 'esi-00' \(esi-00aa, esi-00ab\)"),
         ("esi", r"3 cases of the exam begin with 'esi' \(esi-00aa, esi-00ab, esi-01aa\)"),
         ("xyz", "no case of the exam begins with 'xyz'; give a case id such as esi-00aa"),

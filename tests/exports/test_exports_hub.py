@@ -117,6 +117,7 @@ def test_an_altered_adapter_is_not_sent(hub, capsys):
         (["v2", "--repo", "a/b/c"], 2, "--repo must be OWNER/NAME"),
         (["v2", "--endpoint", "http://user:pw@hub.example.org"], 2, "'http://hub.example.org' is no endpoint such as"),
         (["v2", "--endpoint", "ftp://hub.example.org"], 2, "is no endpoint such as https://huggingface.co"),
+        (["v2", "--endpoint", "https://[hub"], 2, "is no endpoint such as https://huggingface.co"),
         (["v3"], 1, "dvc.lock records"),
     ],
 )

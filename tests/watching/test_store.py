@@ -32,6 +32,11 @@ def test_counts_add_up_in_any_order_and_in_any_parts(seen: list[Any], random: An
     assert store.days("a", "v") == store.days("b", "v") == ([Counts(seen)] if seen else [])
 
 
+def test_looking_makes_no_file_of_what_was_never_served() -> None:
+    assert (store.days("esi", "v"), store.match("esi", {"a": "1"})) == ([], 0)
+    assert not paths.watched("esi").exists()
+
+
 def test_a_label_counts_once_and_its_answer_is_forgotten() -> None:
     store.add("esi", "v", Counts(), {"chatcmpl-1": ("think", "3"), "chatcmpl-2": ("think", "1")}, 90)
     assert b"chatcmpl-1" not in paths.watched("esi").read_bytes()

@@ -57,9 +57,8 @@ def _run(arguments: dict[str, Any]) -> int:
         from clinrl.config.params import load_params
 
         given["params"] = load_params(source)
-        if (
-            arguments.get("name") is not None and not command.actions and name != "compare"
-        ):  # whose names are of several kinds
+        has_name = arguments.get("name") is not None
+        if has_name and not command.actions and name != "compare":  # whose names are of several kinds
             check_name(given["params"], arguments["name"], name)
     if not command.runs:
         from clinrl.cli.stage_commands import make

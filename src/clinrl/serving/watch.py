@@ -180,17 +180,16 @@ class Watch:
     def _learned(self, name: str, digest: str) -> Reader | None:
         """The buckets of a version's exam; None if there is none here, which is told once. Labels count all the same.
 
-        The parameters are read anew: what is served may be younger than this server. So may its exam be, which is looked
-        for again every few minutes.
+        The parameters are read anew: what is served may be younger than this server. So may its exam be, which is
+        looked for again every few minutes.
         """
         if digest not in self._readers and time.monotonic() >= self._again.get(digest, 0.0):
             try:
                 self._readers[digest] = counts.reference(load_params(self._source), name, digest)[0]
             except Exception as fault:  # noqa: BLE001  whatever is wrong with an exam, the version is served
                 self._again[digest] = time.monotonic() + AGAIN_S
-                says = (
-                    f"{name} is not watched for drift: {fault if isinstance(fault, Refused) else type(fault).__name__}"
-                )
+                reason = fault if isinstance(fault, Refused) else type(fault).__name__
+                says = f"{name} is not watched for drift: {reason}"
                 if says not in self._told:
                     print(f"clinrl: {says}", file=sys.stderr, flush=True)
                 self._told.add(says)

@@ -220,10 +220,8 @@ def write(site: Site, advance: Advance) -> None:
 
 def _is_compared(name: str) -> bool:
     """Whether a comparison has its report and its pages: an interrupt may have come between them."""
-    report = paths.comparison_report(name)
-    return all(
-        path.exists() for path in (report, report.with_suffix(".md"), paths.comparison_pages(name) / "tables.md")
-    )
+    report, tables = paths.comparison_report(name), paths.comparison_pages(name) / "tables.md"
+    return all(path.exists() for path in (report, report.with_suffix(".md"), tables))
 
 
 def _url(path: Path) -> str:
