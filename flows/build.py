@@ -17,9 +17,9 @@ from prefect.deployments import run_deployment
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Crashed, Pending
+from prefect.states import Cancelled, Completed, Crashed, Pending
 
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WORKERS = "make/elsewhere"
 """The deployment of prefect.yaml that workers poll for."""
-LOST = "clinrl: runs of lost workers"
+LOST = "clinrl: versions of lost workers"
 """The automation that sets a run to Crashed whose process tells nothing of itself any more."""
 SILENCE_S = 90.0
 """Seconds after which a run counts as lost: three of Prefect's heartbeats, which it sends every 30 s at best."""
@@ -114,15 +114,18 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     given to another, which goes on where the last one handed over.
     """
     logger = get_run_logger()
-    found, tries = dict[str, str | None](), dict.fromkeys(names, 1)
+    found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
     with runs.prefect_errors():
         given = {name: _give(name, commit) for name in names}
     for next_one in names:
         while next_one in given:
             time.sleep(POLL_S)
             try:
-                ended = {name: state for name, state in _states(given).items() if state.is_final()}
-            except httpx.TransportError:  # workers go on, so what they do is waited for
+                ended = {name: state for name, state in _states(given, pending).items() if state.is_final()}
+            except (httpx.TransportError, PrefectHTTPStatusError) as error:
+                if not runs.is_away(error):
+                    raise
+                # Workers go on, so what they do is waited for.
                 logger.warning("the Prefect server does not answer; asking again")
                 continue
             for name, state in ended.items():
@@ -149,8 +152,9 @@ def _give(name: str, commit: str) -> UUID:
         ) from None
 
 
-def _states(given: Mapping[str, UUID]) -> dict[str, State[None]]:
-    """How runs stand, asked for at once. What a worker accepted and did not start is set to Crashed: it was lost.
+def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, State[None]]:
+    """How runs stand, asked for at once. What a worker accepted and does not start counts as Crashed, and is cancelled,
+    so that it cannot begin later beside another: `pending` holds when that was first seen, by this machine's clock.
 
     What the server does not know any more counts as Crashed too.
     """
@@ -160,9 +164,11 @@ def _states(given: Mapping[str, UUID]) -> dict[str, State[None]]:
             some = FlowRunFilter(id=FlowRunFilterId(any_=asked[first : first + AT_ONCE]))
             states |= {run.id: run.state or Pending() for run in client.read_flow_runs(flow_run_filter=some)}
         for run, state in states.items():
-            if state.is_pending() and time.time() - state.timestamp.timestamp() > PENDING_S:
+            if not state.is_pending():
+                pending.pop(run, None)
+            elif time.monotonic() - pending.setdefault(run, time.monotonic()) > PENDING_S:
                 states[run] = Crashed(message="Its worker did not start it.")
-                client.set_flow_run_state(run, states[run], force=True)
+                client.set_flow_run_state(run, Cancelled(message=states[run].message), force=True)
     gone: State[None] = Crashed(message="The server does not know its run any more.")
     return {name: states.get(run, gone) for name, run in given.items()}
 
@@ -177,6 +183,8 @@ def watch() -> None:
             after={beats},
             expect={beats, *ends},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            # Of `make` alone, whose workers send a heartbeat in time, and which ends in no state of another name.
+            match_related=ResourceSpecification({"prefect.resource.role": ["flow"], "prefect.resource.name": ["make"]}),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,

@@ -30,6 +30,11 @@ SHARED = (keys.FOLDER, statements.FOLDER, paths.champions())
 """What a clone has in common with the checkout, so that it counts in both: keys, signed statements, answers of
 champions, and the lock under which a name moves."""
 
+GIT = ("git", "-c", "commit.gpgSign=false", "-c", "core.hooksPath=/dev/null", "-c", "gc.autoDetach=false")
+"""A person's own configuration would sign commits, which makes each another, and run hooks."""
+OURS = "checkout"
+"""The DVC remote of a clone whose project has none: the cache of the checkout."""
+
 BEGUN = "refs/clinrl/begun"
 """The commit at which the last run of a clone began: what it committed follows."""
 
@@ -68,7 +73,9 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
     origin = git("config", "--default", top, "--get", "remote.origin.url")
     if (local := Path(top, origin)).exists():
         origin = str(local)  # a relative one means another folder in the clone
-    os.environ.setdefault("MLFLOW_TRACKING_URI", mlflow_store.store())  # before the folder changes
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store()  # whole, before the folder changes; so is the key's file
+    if key := os.environ.get("CLINRL_SIGNING_KEY_FILE"):
+        os.environ["CLINRL_SIGNING_KEY_FILE"] = os.path.abspath(key)
     if python := os.environ.get(interpreter.SETTING):
         os.environ[interpreter.SETTING] = os.path.abspath(python)
     clones = Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
@@ -79,6 +86,8 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
             git("clone", "--quiet", "--no-checkout", "--", origin, str(part))
             part.rename(folder)
         with chdir(folder):
+            for lock in (*Path(".git").glob("*.lock"), *Path(".git/refs").rglob("*.lock")):  # of a git that was killed
+                lock.unlink()
             if Path(".git/MERGE_HEAD").exists():
                 git("merge", "--abort")
             git("remote", "set-url", "origin", origin)
@@ -101,6 +110,7 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
                     shared.symlink_to(checkout / shared)
                 elif shared == keys.FOLDER and shared.is_dir() and name != "worker":  # a worker registers nothing
                     raise Refused(f"{Path.cwd() / shared} holds keys that count in this clone alone; move it away")
+            Path(".dvc/tmp/rwlock").unlink(missing_ok=True)  # which names processes of before: no other works here
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])
             dvc_state.fence()
             yield
@@ -142,19 +152,24 @@ def share(scale: str) -> None:
 
 
 def share_cache(checkout: Path) -> None:
-    """Let the cache of the checkout be the DVC remote of this clone where it has none."""
-    if not _dvc("config", "core.remote").stdout:
-        _dvc("remote", "add", "--local", "--default", "checkout", str(checkout / ".dvc/cache"))
+    """Let the cache of the checkout, where that lies now, be the DVC remote of this clone where it has no other."""
+    remote = _dvc("config", "core.remote").stdout.strip()
+    if remote == OURS and _dvc("config", "--project", "core.remote").stdout.strip():  # one that came later
+        _dvc("config", "--local", "--unset", "core.remote")
+    elif remote in ("", OURS):
+        _dvc("remote", "add", "--local", "--default", "--force", OURS, str(checkout / ".dvc/cache"))
 
 
 def pull(addresses: Collection[str]) -> None:
     """Fetch the outputs of stages that dvc.lock records and the remote has. What it has not is built.
 
-    Raises Refused for what leads out of a folder.
+    Raises Refused for what leads out of a folder, Away if the remote does not answer.
     """
-    said = _dvc("pull", *dict.fromkeys(addresses)).stderr
-    if refusal := re.search(r"^clinrl: (.+)", said, re.MULTILINE):
+    done = _dvc("pull", *dict.fromkeys(addresses))
+    if refusal := re.search(r"^clinrl: (.+)", done.stderr, re.MULTILINE):
         raise Refused(refusal[1])
+    if done.returncode and (away := re.search(r"failed to connect to .+", done.stderr)):
+        raise Away(f"the DVC remote is away: {mask(away[0])}")
 
 
 def push(addresses: Collection[str]) -> None:
@@ -172,8 +187,7 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
     says = AUTHOR | ({"DATE": date} if date else {})
     env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in says.items()}
     env["GIT_TERMINAL_PROMPT"] = "0"
-    how = {"capture_output": True, "text": True, "errors": "replace"}
-    done = subprocess.run(["git", *words], env=env, check=False, **how)
+    done = subprocess.run([*GIT, *words], capture_output=True, text=True, errors="replace", env=env, check=False)
     if done.returncode:
         said = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused

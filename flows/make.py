@@ -2,6 +2,8 @@
 
 import httpx
 from prefect import State, flow
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed
 
@@ -22,7 +24,9 @@ def make(name: str, commit: str) -> State[None]:
         runs.begin()
         with clone.at(commit, "worker"):
             ran = _make(name, commit)
-    except (httpx.TransportError, clone.Away) as error:
+    except (httpx.TransportError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError, clone.Away) as error:
+        if not isinstance(error, clone.Away) and not runs.is_away(error):
+            raise
         return Crashed(message=f"a server is away: {error}")
     return Completed(message=f"{name} is made; {ran} stages ran")
 

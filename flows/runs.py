@@ -24,6 +24,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.context import ConcurrencyContext
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
@@ -70,17 +71,28 @@ def prefect_errors() -> Iterator[None]:
     try:
         yield
     except PrefectHTTPStatusError as error:
-        if error.response.status_code not in (401, 403):
+        if error.response.status_code in (401, 403):
+            raise Refused(
+                f"{server} refused the credentials; set PREFECT_API_AUTH_STRING, which "
+                "`make serve` keeps in .clinrl/servers/credentials.env"
+            ) from error
+        if not is_away(error):
             raise
-        raise Refused(
-            f"{server} refused the credentials; set PREFECT_API_AUTH_STRING, which "
-            "`make serve` keeps in .clinrl/servers/credentials.env"
-        ) from error
+        raise Refused(f"{server} fails ({error.response.status_code}); see to its database, and try again") from error
     except httpx.TransportError as error:
         raise Refused(
             f"{server} does not answer; start it, or unset PREFECT_API_URL to do without, and give the same command "
             "again: it continues"
         ) from error
+
+
+def is_away(error: Exception) -> bool:
+    """Whether a Prefect server did not answer, or said that it could not, as where its database is away."""
+    while isinstance(error, ConcurrencySlotAcquisitionError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, PrefectHTTPStatusError):
+        return error.response.status_code >= 500
+    return isinstance(error, httpx.TransportError)
 
 
 def begin() -> None:
@@ -92,11 +104,6 @@ def begin() -> None:
     with get_client(sync_client=True) as client:
         _tag(client, f"{_PROCESS}{processes.identity()}")
         sweep(client)
-        try:
-            client.read_global_concurrency_limit_by_name(TRAINING)
-        except ObjectNotFound:
-            with suppress(ObjectAlreadyExists):  # another run may be quicker
-                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=TRAINING, limit=1))
 
 
 def sweep(client: Any) -> list[UUID]:
@@ -132,15 +139,24 @@ def _free_slots(client: Any, alive: list[Any]) -> None:
 
 
 @contextmanager
-def training_slot() -> Iterator[None]:
-    """Hold a slot of the limit TRAINING, after waiting for one, until the block ends."""
+def slot(name: str) -> Iterator[None]:
+    """Hold a slot of a limit, which has one unless somebody raised it, after waiting for it, until the block ends.
+
+    A deployment's own limit would do for a flow as a whole, but ends it while a person is asked, and where the server
+    is away for four minutes: Prefect takes such a slot back.
+    """
     with get_client(sync_client=True) as client:
-        limit = client.read_global_concurrency_limit_by_name(TRAINING)
+        try:
+            limit = client.read_global_concurrency_limit_by_name(name)
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):  # another run may be quicker
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+            limit = client.read_global_concurrency_limit_by_name(name)
         if limit.active_slots >= limit.limit:
-            get_run_logger().info("another run holds the limit %s; waiting for its slot", TRAINING)
+            get_run_logger().info("another run holds the limit %s; waiting for its slot", name)
         # A server that is away for a while must not end hours of training; two runs of one artefact exclude each other
         # by its lock as well.
-        with concurrency(TRAINING, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
+        with concurrency(name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
             context = ConcurrencyContext.get()
             leases = context.cleanup_lease_ids if context else []
             _tag(client, *(f"{_LEASE}{lease}" for lease in leases))

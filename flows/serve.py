@@ -124,7 +124,6 @@ def deployments(params: Params) -> list[Any]:
             parameters={"task": task},
             schedules=[Cron(schedule.cron, timezone=schedule.timezone)],
             triggers=[trigger(task, DRIFT)] if task in params.watches else [],
-            concurrency_limit=1,
             entrypoint_type=module,
         )
         for task, schedule in params.schedules.items()

@@ -88,7 +88,7 @@ def repro(stage: str, name: str) -> None:
             words.append(line)
             logger.info("%s", line)
 
-    with nullcontext() if stage in LIGHT else runs.training_slot():
+    with nullcontext() if stage in LIGHT else runs.slot(runs.TRAINING):
         load_params()
         dvc_state.fence()
         python = interpreter.stages_python()

@@ -6,6 +6,7 @@ by the digest of what was trained, so that one adapter is one version however of
 """
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from clinrl.config.params import Params
 from clinrl.data import validate
 from clinrl.errors import RegistryError, did_you_mean, format_value
 from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model
-from clinrl.registry.model_folder import check_signature, download
+from clinrl.registry.model_folder import check_signature, download, own_folder
 from clinrl.registry.pyfunc import read
 from clinrl.signing.keys import trusted_keys
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
@@ -237,10 +238,13 @@ def _check_folder(params: Params, entry: Entry, folder: Path) -> None:
 def _folder(client: "MlflowClient", entry: Entry, scratch: Path) -> Path:
     """The folder of a registered model: of the project's own store its own, of a server's a copy below `scratch`."""
     source = str(client.get_model_version(entry.model, str(entry.number)).source)
-    if file_of(client.tracking_uri) is not None:
+    if file_of(client.tracking_uri) is not None and not source.startswith("models:"):
         folder = beside(client.tracking_uri, source)
-    else:
-        folder = download(client, client.get_logged_model(source.rpartition("/")[2]), scratch)
+    elif (named := re.search(r"m-[0-9a-f]{32}", source)) is None:
+        raise RegistryError(f"the files of {entry.name} are said to lie in {source}, which is no logged model")
+    else:  # of a server, or registered through one
+        model = client.get_logged_model(named[0])
+        folder = own_folder(client, model) or download(client, model, scratch)
     if not folder.is_dir():
         raise RegistryError(
             f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"

@@ -181,7 +181,7 @@ def _mend(root: Path) -> None:
         return
     with _not_at_work(root) as alone:
         if alone and CONFLICT not in text and not _is_whole(lock):
-            os.replace(lock, root / CUT)
+            shutil.copy2(lock, root / CUT)  # at no moment is there none
             write_text(lock, copy.read_text(encoding="utf-8"))
             print(
                 f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again, and {CUT} is the rest",
