@@ -27,7 +27,7 @@ from clinrl.release import audit_log
 from clinrl.runtime import child
 from clinrl.signing import approval
 from clinrl.signing.keys import keyring, signer
-from flows import credentials, servers
+from flows import credentials, runs, servers
 from flows import serve as serving
 from processes import free_port, is_free
 
@@ -147,9 +147,15 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         log = Path(".clinrl/clones/retrain-esi-1") / paths.audit_log()
         decision = next(line.body for line in reversed(audit_log.read(log, keyring())) if line.kind == "decision")
         token = approval.token(artifacts.digest(decision), "Ada Lovelace", signer("embedded"))
+        second = client.create_flow_run_from_deployment(retraining.id)
+        time.sleep(runs.LEASE_S + 10)  # nobody answers at once, and the place among the runs of the task is kept
+        assert state("Paused")
+        assert client.read_global_concurrency_limit_by_name("retrain-esi").active_slots == 1
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
         resume_flow_run(run.id, run_input=said)
         eventually("the end", lambda: state("Completed"))
+        eventually("the end of the one that waited", lambda: client.read_flow_run(second.id).state.is_final())
+        assert client.read_flow_run(second.id).state.name == "Nothing to do"
         keys = {artifact.key for artifact in client.read_artifacts()}
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
     champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
