@@ -423,6 +423,37 @@ def test_keys_that_only_a_clone_has_are_refused(checkout: Path) -> None:
         pass
 
 
+def test_a_clone_in_which_git_or_dvc_was_killed_works_again(checkout: Path) -> None:
+    with clone.at(clone.head(), "worker"):
+        left = [Path(".git/index.lock"), Path(".git/refs/heads/main.lock"), Path(".dvc/tmp/rwlock")]
+        for path in left:
+            write_text(path, "{")
+    with clone.at(clone.head(), "worker"):
+        assert not any(path.exists() for path in left)
+
+
+def test_a_clone_signs_nothing_and_runs_no_hook_of_whoever_works_there(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git("config", "--file", str(tmp_path / "own"), "commit.gpgSign", "true")
+    git("config", "--file", str(tmp_path / "own"), "gpg.program", "/bin/false")
+    git("config", "--file", str(tmp_path / "own"), "core.hooksPath", str(tmp_path / "hooks"))
+    write_text(tmp_path / "hooks/pre-commit", "#!/bin/sh\nexit 1\n")
+    (tmp_path / "hooks/pre-commit").chmod(0o755)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "own"))
+    assert branches.offers(made(clone.head(), "v1", lambda: trained("v1")))
+
+
+def test_what_a_person_named_from_the_checkout_is_found_from_the_clone(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlruns/own.db")
+    monkeypatch.setenv("CLINRL_SIGNING_KEY_FILE", "own.pem")
+    with clone.at(clone.head(), "build"):
+        assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{checkout}/mlruns/own.db"
+        assert os.environ["CLINRL_SIGNING_KEY_FILE"] == str(checkout / "own.pem")
+
+
 RETRAINED = ("dvc.lock", "data/reports")
 
 

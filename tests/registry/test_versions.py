@@ -515,6 +515,24 @@ def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_
         assert [path.name for path in elsewhere.iterdir()] == ["kept"], table
 
 
+def test_a_version_that_was_registered_through_a_server_is_found_in_its_file(project, first):
+    with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
+        store.execute("UPDATE model_versions SET source = (SELECT 'models:/' || model_id FROM logged_models)")
+    versions.check_intact(project, find("esi", "v1"))
+    with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
+        store.execute("UPDATE model_versions SET source = 'models:/esi/1'")
+    with pytest.raises(RegistryError, match="are said to lie in models:/esi/1, which is no logged model"):
+        versions.check_intact(project, find("esi", "v1"))
+
+
+@pytest.mark.slow
+def test_a_version_that_was_registered_in_a_file_is_found_through_its_server(project, server):
+    first = register(project, "v1")
+    with closing(sqlite3.connect(server / "mlflow.db")) as store, store:
+        store.execute("UPDATE model_versions SET source = (SELECT artifact_location FROM logged_models)")
+    versions.check_intact(project, first)
+
+
 def test_a_champion_whose_folder_is_elsewhere_is_refused(project, first, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     shutil.copytree(folder_of(first), elsewhere)
