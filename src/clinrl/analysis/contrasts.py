@@ -281,10 +281,15 @@ def _mcnemar(task: Task, golds: Sequence[Any], mine: Entry, theirs: Entry) -> li
     """Seed by seed, as far as both have them; a row with a single version is tested against each of the other's."""
     fewer, more = sorted((len(mine.answers), len(theirs.answers)))
     found = []
+    # A part of the cases may have none that a share counts, which depends on the gold label alone.
+    counted = [
+        metric
+        for metric, kind in task.compared.items()
+        if not isinstance(kind, Share) or any(kind.of(gold, gold) is not None for gold in golds)
+    ]
     for k in range(more if fewer == 1 else fewer):
         first, second = (_of(entry.versions or (entry.name,), k) for entry in (mine, theirs))
         one, other = (_of(entry.answers, k) for entry in (mine, theirs))
-        counted = [metric for metric, kind in task.compared.items() if any(kind.of(g, g) is not None for g in golds)]
         tests = [paired_on(metric, second, golds, one, other, task.compared) for metric in counted]
         found += [((first, second), test) for test in tests]
     return found

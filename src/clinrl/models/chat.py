@@ -77,7 +77,7 @@ def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thin
     """What stands between a turn that calls tools and the model's next one: the rest of the turn's end, the results of
     the calls, and the head of the next turn. One result or more. Raises Refused if the template ends no turn."""
     call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
-    before = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    before: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
     after = [{"role": "tool", "name": "tool", "content": message.content} for message in found]
     called = written(tokenizer, before, add_generation_prompt=False, enable_thinking=thinking)
     answered = written(tokenizer, before + after, enable_thinking=thinking)
