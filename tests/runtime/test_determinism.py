@@ -90,6 +90,27 @@ def test_threads_hash_seed_and_a_wish_for_other_kernels_change_nothing() -> None
     assert not determinism.X86 or plain.endswith("AVX2")
 
 
+PRODUCT = """
+from clinrl.runtime import determinism
+determinism.pin()
+import hashlib
+import numpy
+draw = numpy.random.default_rng(0).normal
+first, second = (draw(size=shape).astype("float32") for shape in ((5, 384), (384, 7)))
+print(hashlib.sha256((first @ second).tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.skipif(not determinism.X86, reason="kernels of other processors are others")
+def test_numpy_multiplies_alike_whatever_kernels_the_processor_or_a_person_would_choose() -> None:
+    asked = [None, "Nehalem", "Sandybridge"]
+    env = [os.environ | ({"OPENBLAS_CORETYPE": kernels} if kernels else {}) for kernels in asked]
+    done = [subprocess.run([sys.executable, "-c", PRODUCT], env=one, capture_output=True, text=True) for one in env]
+    assert {one.stdout for one in done} == {"218d6e143097a7c179d9c878a5fb9970546741ba588848f3b87f9bd3a2243c11\n"}, [
+        one.stderr for one in done
+    ]
+
+
 def test_every_generator_gets_the_seed_that_transformers_would_give_it() -> None:
     def drawn() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), float(torch.rand(1))

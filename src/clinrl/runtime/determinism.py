@@ -38,6 +38,7 @@ _X86_ARITHMETIC = {
     "ATEN_CPU_CAPABILITY": KERNELS,
     "MKL_CBWR": "AVX2,STRICT",  # the processes that call `pin` alone; without it MKL picks AVX-512 on Intel
     "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",  # NumPy's and SciPy's products; its kernels for AVX-512 round otherwise
 }
 _ALLOCATOR = {  # glibc gives large blocks back at once; a training step then spends half its time on page faults
     "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
