@@ -29,7 +29,6 @@ from clinrl.release.standing import is_champion, is_registered, outcome
 from flows import branches, clone, pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
-from flows.turns import in_turn
 
 NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
 """How a retraining ends that releases nothing: since nothing changed, nothing of the newest version, or a draft was no
@@ -75,7 +74,8 @@ def scheduled(task: str) -> State[None]:
             clone.push(addresses(load_params(), task))
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
-    with in_turn(task, f"the schedule of {task}"), clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
+    turn = runs.in_turn(task, f"the schedule of {task}")
+    with turn, clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
         branches.go_on(to, WRITTEN)
         clone.begin_here()
         clone.share_cache(checkout)

@@ -36,6 +36,7 @@ from prefect.states import Crashed, Pending
 
 from clinrl.errors import Refused, mask
 from clinrl.runtime import processes
+from flows.turns import at_work
 
 TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
 """The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two.
@@ -161,6 +162,16 @@ def slot(name: str) -> Iterator[None]:
             leases = context.cleanup_lease_ids if context else []
             _tag(client, *(f"{_LEASE}{lease}" for lease in leases))
             yield
+
+
+@contextmanager
+def in_turn(task: str, flow: str) -> Iterator[None]:
+    """Hold the right to work on a task, after waiting for scheduled flows that run, or ask a person, on this server.
+
+    Raises Busy for a flow of this checkout that meets it on no server.
+    """
+    with slot(f"retrain-{task}"), at_work(task, flow):
+        yield
 
 
 def _tag(client: Any, *tags: str) -> None:

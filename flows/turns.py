@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from clinrl import paths
 from clinrl.errors import Busy
-from flows import runs
 
 
 @contextmanager
@@ -30,11 +29,4 @@ def at_work(task: str, flow: str) -> Iterator[None]:
         stream.truncate(0)
         stream.write(f"{flow} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')})")
         stream.flush()
-        yield
-
-
-@contextmanager
-def in_turn(task: str, flow: str) -> Iterator[None]:
-    """The same for a scheduled flow: it waits for those of the task that run, or ask a person, on the same server."""
-    with runs.slot(f"retrain-{task}"), at_work(task, flow):
         yield

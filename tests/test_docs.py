@@ -123,8 +123,7 @@ def test_every_path_that_is_quoted_exists(page: Path) -> None:
     """Paths in git: what is built, and what only some machine has, may be away."""
     away = (
         *("data/cases", "data/adapters", "data/graded", "data/merged", "data/mined", "data/docs", "data/attestations"),
-        "data/exports",
-        "data/preregistrations",
+        *("data/exports", "data/dossiers", "data/preregistrations"),
         *("data/sources/mi", "data/reports/external", "data/reports/decisions", "data/reports/probe/esi-v51"),
         "data/reports/bench_gpu.json",  # nobody has measured a GPU
         *("src/clinrl/tasks/qsofa", "params/qsofa"),  # which the tutorial adds

@@ -558,7 +558,7 @@ def test_a_string_in_a_list_is_looked_at_as_it_is():
     for text, says in (("x\nProcedure: MRI", r"code 10\)"), ("x\uff5cend\uff5cy", "a mark of the chat template")):
         row = {**facts, "evidence": json.dumps([{"number": 1, "text": text}])}
         with pytest.raises(DataError, match=f"column evidence holds .*{says}"):
-            pyfunc._read_facts(get_task("imaging").facts, row, ["\uff5cend\uff5c"])
+            pyfunc._read_facts(pyfunc._facts(get_task("imaging")), row, ["\uff5cend\uff5c"])
 
 
 def test_the_scoring_server_s_own_application_answers(root, loaded, caplog):

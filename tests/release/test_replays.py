@@ -78,11 +78,13 @@ def test_a_registry_that_lost_its_champion_gets_it_back(params):
 
 def test_a_decision_on_one_version_makes_no_other_champion(params, ada):
     approved = with_approver(ada)
-    release(approved, ada, "v2")
+    about = decisions.decide(approved, "v2").digest
+    signed = approval.check_token(approved, about, approval.token(about, ADA, ada), ADA)
     assert not decisions.decide(approved, "v3").promote
     refused = versions.find("esi", "v3")
-    of_another = {"version": "v3", "number": refused.number, "digest": refused.digest}
-    write(approved, "promotion", last(approved, "promotion") | of_another)
+    of_another = {"model": "esi", "version": "v3", "number": refused.number, "digest": refused.digest}
+    body = {"decision": about, "approved": about, "approver": ADA, "approval": signed}
+    write(approved, "promotion", of_another | body)
     versions.point("esi", "champion", refused)
     with pytest.raises(GateError, match=r"v3 was promoted on a decision that .* does not have as passed"):
         check(approved)

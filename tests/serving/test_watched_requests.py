@@ -164,7 +164,7 @@ def test_what_could_not_be_written_down_is_written_later(
     file.mkdir(parents=True)  # which SQLite cannot open
     with running(project, shadow=0.0) as one:
         asked = [ask(one, messages, most=1) for messages in prompts(3)]
-        eventually(lambda: one.service._watch._counts[digest][counts.TEXT, "familiar"] == 3)
+        eventually(lambda: one.service._watch._counts.get(digest, {}).get((counts.TEXT, "familiar")) == 3)
         eventually(lambda: "a count failed: OperationalError" in capfd.readouterr().err)
         file.rmdir()
         eventually(lambda: not one.service._watch._counts)

@@ -281,7 +281,8 @@ def test_a_recipe_may_hold_the_embedded_base_in_four_bits(trained):
     whole = (paths.adapter("v1") / opening.WEIGHTS).read_bytes()
     shutil.rmtree(paths.adapter("v1"))
     profiles = PARAMS.model_dump()["profiles"]
-    profiles[PARAMS.versions["v1"].profile]["qlora"] = True
+    for version in PARAMS.versions.values():
+        profiles[version.profile]["qlora"] = True
     params = dolls.params(profiles=profiles)
     assert "qlora" not in launch.resolve(PARAMS, "v1")[0]
     with dolls.in_process():

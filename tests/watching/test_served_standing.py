@@ -11,6 +11,7 @@ import pytest
 import champions
 import examined
 from clinrl import paths
+from clinrl.analysis import baselines
 from clinrl.config.schema import Watch
 from clinrl.registry import versions
 from clinrl.tasks.base import get_task
@@ -24,7 +25,7 @@ STRANGERS = (Path(__file__).parents[1] / "strangers.txt").read_text(encoding="ut
 
 def texts(n: int, seed: int) -> tuple[list[Any], list[str]]:
     cases = list(TASK.cases(n, seed, pool="exam", mix="reporting"))
-    return cases, [TASK.text(case) for case in cases]
+    return cases, [baselines.text(TASK, case) for case in cases]
 
 
 @pytest.fixture(scope="module")

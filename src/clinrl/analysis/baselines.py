@@ -41,9 +41,14 @@ def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[
         labels = [task.label(case) for case in training]
         counts = Counter(labels)
         rows[PRIOR] = guesses(task.labels, [counts[label] for label in task.labels], len(exam))
-        texts, asked = ([task.text(case) for case in cases] for cases in (training, exam))
+        texts, asked = ([text(task, case) for case in cases] for cases in (training, exam))
         rows[BAG_OF_WORDS] = bag_of_words(texts, labels, [case.group for case in training], asked)
     return rows
+
+
+def text(task: Task, case: Case) -> str:
+    """What a model is told about this case: the user turns of its prompt."""
+    return "\n".join(message.content for message in task.prompt(case.facts) if message.role == "user")
 
 
 def guesses(labels: Sequence[Any], weights: Sequence[float], n: int) -> list[Any]:

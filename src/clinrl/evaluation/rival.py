@@ -5,6 +5,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
+from clinrl.analysis.baselines import text
 from clinrl.analysis.run import Run
 from clinrl.analysis.trees import boosted_trees
 from clinrl.artifacts import exclusive
@@ -36,7 +37,7 @@ def stage(params: "Params", name: str) -> None:
     with exclusive(paths.exam_record(spec.task, name)):
         by_source, task = learned(params, name), run.task
         cases = list(chain.from_iterable(by_source.values()))
-        texts, asked = ([task.text(case) for case in some] for some in (cases, run.cases))
+        texts, asked = ([text(task, case) for case in some] for some in (cases, run.cases))
         given = Given(answers=tuple(boosted_trees(texts, [task.label(case) for case in cases], asked)), qualities={})
         record = Record(
             name=name,

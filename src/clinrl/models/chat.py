@@ -147,10 +147,10 @@ def _calls_are_read(template: str) -> bool:
     call = Call(name="tool", arguments={"of": 1})
     turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call.model_dump()}]}
     try:
-        said = _bare(template, [QUESTION, turn])
+        shown = _bare(template, [QUESTION, turn])
     except TemplateError:  # it refuses such a call
         return False
-    return read_calls(Message(role="assistant", content=said)).calls == (call,)
+    return read_calls(Message(role="assistant", content=shown)).calls == (call,)
 
 
 def _bare(template: str, turns: list[dict[str, Any]], **how: Any) -> str:

@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from clinrl import paths
+from clinrl.analysis.baselines import text
 from clinrl.analysis.run import Run
 from clinrl.config.params import Params
 from clinrl.evaluation.answers import load_answers, open_run, read_graded, run_of
@@ -86,7 +87,7 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
         wrong = [at for at, verdict in enumerate(verdicts) if verdict != RIGHT]
         chosen = sorted([*wrong, *right[:most]])
         counts[mode] = Counts(len(lines), len(right), verdicts.count(SAFETY), len(right[:most]))
-        requests |= {str(at): run.task.text(run.model.sees(run.cases[at])) for at in chosen}
+        requests |= {str(at): text(run.task, run.model.sees(run.cases[at])) for at in chosen}
         shown = {str(at): _answer(run, at, lines[at]) for at in chosen}
         modes[mode] = {"verdicts": "".join(verdicts), "shown": shown}
     if imported:

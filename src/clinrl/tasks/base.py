@@ -165,16 +165,8 @@ class Task(ABC):
     def row(self, case: Any) -> dict[str, Any]:
         """A flat row of a case for `checks.expectations`; by default id, group, label, text and the plain facts."""
         plain = {name: value for name, value in case.facts if isinstance(value, bool | int | float | str | None)}
-        return {
-            "id": case.id,
-            "group": case.group,
-            "label": self.label(case),
-            self.checks.text: self.text(case),
-        } | plain
-
-    def text(self, case: Any) -> str:
-        """What a model is told about a case: the user turns of its prompt. The system's part is the same for all."""
-        return "\n".join(message.content for message in self.prompt(case.facts) if message.role == "user")
+        text = "\n".join(message.content for message in self.prompt(case.facts) if message.role == "user")
+        return {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text} | plain
 
     def recognise(self, path: Path) -> "Source":
         """The records that lie at a path, to be imported. Raises DataError, saying what is expected, for others; by

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clinrl import paths
+from clinrl.analysis import baselines
 from clinrl.analysis.exam import column
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity
@@ -93,7 +94,7 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
     if record.adapter_digest != digest:
         path = paths.exam_record(run.task.name, name)
         raise ArtefactError(f"{path} is about another {name} than the registered one; run `dvc repro evaluate@{name}`")
-    texts = [run.task.text(case) for case in run.shown]
+    texts = [baselines.text(run.task, case) for case in run.shown]
     reader = learn(run.task, run.cases, texts)
     counts = sum((reader.read(text) for text in texts), Counts())
     given = {mode: [column(one) for one in record.given[mode].answers] for mode in run.modes if mode in record.given}
