@@ -100,6 +100,7 @@ def test_waiting_runs_keep_no_rollback_from_starting_and_old_ones_are_forgotten(
 def served(project: Path) -> Iterator[Served]:
     def add(content: Any) -> None:
         content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
+        content["schedules"]["esi"]["answer_within_s"] = 600
 
     laid.edit(project, add)
     scripted.commit()
