@@ -61,6 +61,17 @@ def promoted(params, name):
     return examined.promote(params, name, ADA, decisions.decide(params, name))
 
 
+def trained_anew(params):
+    """Another v2 with its full model, both right in all cases, and registered."""
+    examined.train("v2", seed=1)
+    examined.merge(params, "v2-full")
+    for name in ("v2", "v2-full"):
+        dolls.examine(params, name, examined.RIGHT)
+    locks.record(params)
+    for name in ("v2", "v2-full"):
+        versions.register(params, name)
+
+
 def test_a_first_champion_is_decided_upon_approved_and_named(params):
     decision = decisions.decide(params, "v2")
     assert decision.promote
@@ -530,13 +541,7 @@ def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_ver
         decision = decisions.decide(planned(), name)
         assert (decision.promote, decision.budget) == (True, None)
     promoted(planned(), "v2-full")
-    examined.train("v2", seed=1)
-    examined.merge(params, "v2-full")
-    for name in ("v2", "v2-full"):
-        dolls.examine(params, name, examined.RIGHT)
-    locks.record(params)
-    for name in ("v2", "v2-full"):
-        versions.register(params, name)
+    trained_anew(params)
     assert decisions.decide(planned(), "v2-full").budget.number == 1
     versions.point("esi", "champion", versions.find("esi", "v2", digest=identity(read_manifest(paths.adapter("v2")))))
     assert decisions.judge(planned(), "v2-full", versions.holder("esi-merged", "champion")).budget is None

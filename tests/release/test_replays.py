@@ -2,11 +2,10 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from test_promotion import ADA, after, champion, params, planned, projects, promoted
+from test_promotion import ADA, after, champion, params, planned, projects, promoted, trained_anew
 
 import dolls
 import examined
-import locks
 from clinrl import artifacts, paths
 from clinrl.errors import ArtefactError, GateError
 from clinrl.registry import versions
@@ -134,13 +133,7 @@ def test_a_full_model_that_was_taken_back_needs_an_approval_of_its_own(params):
         return promotion.promote(params, "v2-full", decision=decisions.decide(params, "v2-full"), **how)
 
     fold()
-    examined.train("v2", seed=1)
-    examined.merge(params, "v2-full")
-    for name in ("v2", "v2-full"):
-        dolls.examine(params, name, examined.RIGHT)
-    locks.record(params)
-    for name in ("v2", "v2-full"):
-        versions.register(params, name)
+    trained_anew(params)
     promoted(params, "v2")
     approved = last(params, "approval")
     assert fold().aliases == ("champion",)
