@@ -109,9 +109,8 @@ def begin() -> None:
 
 def sweep(client: Any) -> list[UUID]:
     """Set runs whose process on this machine is dead to Crashed and free their slots. Returns the runs' ids."""
-    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
     swept = []
-    for run in client.read_flow_runs(flow_run_filter=unfinished):
+    for run in _unfinished(client):
         owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
         if not owners or not all(map(processes.is_dead, owners)):
             continue
@@ -127,8 +126,17 @@ def sweep(client: Any) -> list[UUID]:
         client.set_flow_run_state(run.id, state, force=True)
         swept.append(run.id)
     if swept:
-        _free_slots(client, client.read_flow_runs(flow_run_filter=unfinished))
+        _free_slots(client, _unfinished(client))
     return swept
+
+
+def _unfinished(client: Any) -> list[Any]:
+    """The runs that have not ended. The server lists 200 at a time, and hundreds may wait."""
+    runs: list[Any] = []
+    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
+    while page := client.read_flow_runs(flow_run_filter=unfinished, offset=len(runs)):
+        runs += page
+    return runs
 
 
 def _free_slots(client: Any, alive: list[Any]) -> None:

@@ -301,3 +301,20 @@ def test_each_command_has_a_function_that_takes_its_arguments(name):
         actions = [arguments for _, arguments in command.actions.values()]
         for argument in (*command.arguments, *command.one_of, *chain(*actions)):
             assert parser.add_argument(*argument.flags, **argument.settings).dest in takes
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["labels", "esi", "--out", "."], "'.' is a folder; name a file"),
+        (["labels", "esi", "--out="], "'' is a folder; name a file"),
+        (["labels", "esi", "--out", "params.yaml/labels.jsonl"], "'params.yaml' is no folder"),
+        (["export", "lm-eval", "esi", "--out", "params.yaml"], "'params.yaml' is no folder"),
+        (["export", "lm-eval", "esi", "--out", "params.yaml/x" + "y" * 300], "'params.yaml' is no folder"),
+    ],
+)
+def test_a_file_is_not_written_over_a_folder_nor_below_a_file(project, capsys, words, refused):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert refused in capsys.readouterr().err

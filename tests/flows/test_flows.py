@@ -531,3 +531,32 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
         assert StateType.RUNNING not in states
         assert client.read_global_concurrency_limit_by_name(runs.TRAINING).active_slots == 0
     assert champion() == "v2"
+
+
+def test_runs_of_dead_processes_are_found_however_many_wait(prefect: None) -> None:
+    from flows.reproduce import reproduce
+    from prefect import get_client
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Pending
+
+    from clinrl.runtime import processes
+    from flows import runs
+
+    class OneByOne:
+        """A client of a server that lists one run at a time."""
+
+        def read_flow_runs(self, **given: Any) -> Any:
+            return client.read_flow_runs(**given, limit=1)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(client, name)
+
+    host, number, _ = processes.identity().rsplit(":", 2)
+    owners = [f"{host}:{number}:ended", processes.identity()] * 2
+    with get_client(sync_client=True) as client:
+        ours = [client.create_flow_run(reproduce, tags=[f"process:{owner}"], state=Pending()).id for owner in owners]
+        assert {*ours[::2]} <= {*runs.sweep(OneByOne())}
+        states = [client.read_flow_run(run).state.type for run in ours]
+        for run in ours[1::2]:
+            client.delete_flow_run(run)
+    assert states == [StateType.CRASHED, StateType.PENDING] * 2

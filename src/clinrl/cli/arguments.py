@@ -1,9 +1,11 @@
 """What a subcommand consists of, and the arguments that several of them take."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 MAX_DIGITS = 18
@@ -75,6 +77,22 @@ def share(text: str) -> float:
         if 0 < float(text) < 1:
             return float(text)
     raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a share above 0 and below 1")
+
+
+def folder(text: str) -> Path:
+    """A folder, or where one can be made. Raises ArgumentTypeError below or at what is no folder."""
+    for place in (Path(text), *Path(text).parents):
+        if os.path.exists(place) and not os.path.isdir(place):  # as Path's, but false where a name is too long
+            raise argparse.ArgumentTypeError(f"{str(place)[:80]!r} is no folder")
+    return Path(text)
+
+
+def file(text: str) -> Path:
+    """A file, or where one can be made. Raises ArgumentTypeError for a folder, and below what is no folder."""
+    if os.path.isdir(text or "."):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is a folder; name a file")
+    folder(os.path.dirname(text))
+    return Path(text)
 
 
 def port(least: int) -> Callable[[str], int]:

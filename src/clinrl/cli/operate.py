@@ -1,13 +1,11 @@
 """Release, inspect, setup: the subcommands about what was made, and about the project."""
 
-from pathlib import Path
-
-from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, share
+from clinrl.cli.arguments import JSON, Command, arg, file, folder, name, natural, port, share
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
 OPEN_EXAM = arg("--open-exam", action="store_true", help="its exam instead of cases to mine: never to a trainer")
-OUT = arg("--out", type=Path, metavar="DIR", help="a folder; default: data/exports")
+OUT = arg("--out", type=folder, metavar="DIR", help="a folder; default: data/exports")
 REGISTERED = name("NAME", "a registered version or merge of params.yaml")
 
 RELEASE = {
@@ -38,7 +36,7 @@ RELEASE = {
         "case, version, mode, label, person and trace, by case. A label that TASK does not have is refused.",
         examples="clinrl labels esi --out labels.jsonl",
         runs="exports.traces:labels",
-        arguments=(name("TASK"), arg("--out", type=Path, metavar="FILE", required=True, help="the file to write")),
+        arguments=(name("TASK"), arg("--out", type=file, metavar="FILE", required=True, help="the file to write")),
         also="annotations feedback human review",
     ),
     "decide": Command(
@@ -91,7 +89,7 @@ RELEASE = {
         runs="release.dossier:stage",
         arguments=(
             name("VERSION"),
-            arg("--out", type=Path, metavar="FOLDER", help="instead of data/dossiers/VERSION"),
+            arg("--out", type=folder, metavar="FOLDER", help="instead of data/dossiers/VERSION"),
             arg("--check", action="store_true", help="compare the one that is there; 1 if a number is another now"),
         ),
         takes=("params", "source"),
@@ -197,7 +195,7 @@ RELEASE = {
             "report": ("say how champion and candidate stand", (MODEL, JSON)),
             "labels": (
                 "count labels that came",
-                (MODEL, arg("file", type=Path, metavar="FILE", help='lines of {"id": ..., "label": ...}')),
+                (MODEL, arg("file", type=file, metavar="FILE", help='lines of {"id": ..., "label": ...}')),
             ),
         },
         also="drift monitor shadow labels alarm monitoring",
@@ -307,7 +305,7 @@ INSPECT = {
         examples="clinrl site\nclinrl site --out pages --answers 400\nclinrl site --answers 0",
         runs="site.build:stage",
         arguments=(
-            arg("--out", type=Path, metavar="DIR", help="instead of build/site"),
+            arg("--out", type=folder, metavar="DIR", help="instead of build/site"),
             arg(
                 "--answers",
                 dest="most",
