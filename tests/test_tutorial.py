@@ -1,8 +1,11 @@
 """The page on adding a task holds: its task keeps the contract, and its commands run in order, to the registry."""
 
 import copy
+import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +24,8 @@ from clinrl.registry import versions
 from clinrl.tasks.base import get_task
 from clinrl.training import launch, worker
 
-PAGE = (Path(__file__).parents[1] / "docs/tutorials/add-a-task.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/tutorials/add-a-task.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
@@ -56,6 +60,19 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_task_is_as_short_as_the_page_says() -> None:
     assert len(block("python").splitlines()) < 150
     assert max(map(len, block("python").splitlines())) <= 120
+
+
+def test_the_new_folder_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "src/clinrl/tasks/qsofa").mkdir()
+    (tmp_path / "src/clinrl/tasks/qsofa/__init__.py").write_text(block("python"), encoding="utf-8")
+    contract = shutil.copy(ROOT / "tests/tasks/test_contract.py", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}/src{os.pathsep}{ROOT}/tests"}
+    for words in ([contract, "qsofa"], ["-m", "pytest", "-k", "qsofa", "-p", "no:cacheprovider", contract]):
+        done = subprocess.run([sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "golden/qsofa-v1.json").is_file()
 
 
 def test_every_command_of_the_page_runs_to_the_registry(project: Path) -> None:

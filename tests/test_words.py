@@ -4,9 +4,10 @@ import ast
 import re
 from pathlib import Path
 
+from clinrl.tasks.base import task_names
+
 SRC = Path(__file__).resolve().parents[1] / "src" / "clinrl"
-TASKS = ("esi", "imaging", "audit")
-CORE = [path for path in sorted(SRC.rglob("*.py")) if not set(TASKS) & set(path.relative_to(SRC).parts)]
+CORE = [path for path in sorted(SRC.rglob("*.py")) if not set(task_names()) & set(path.relative_to(SRC).parts)]
 
 CLINICAL = re.compile(r"""dangerous|narrative|triage|\bESI\b|\blevel_|["'](?:boundary|level)["']""")
 PUBLIC = {

@@ -5,7 +5,6 @@ first cases. After raising `TASK.version`, write the new files with `python test
 commit them; an existing file is never overwritten, because data and adapters may have been built with that version.
 """
 
-import importlib
 import inspect
 import json
 import math
@@ -100,8 +99,8 @@ def terms(name: str) -> tuple[str, ...]:
 
 
 def parameter_sets(task: Task) -> dict[str, Any]:
-    """The default reward and every parameter set that the task's `rewards` module names, or that is pinned beside."""
-    module = importlib.import_module(f"clinrl.tasks.{task.name}.rewards")
+    """The default reward, and those that the module of `Reward` names or that are pinned beside it."""
+    module = sys.modules[task.Reward.__module__]
     named = {key: value for key, value in vars(module).items() if isinstance(value, task.Reward)}
     return {"default": task.Reward(), **named, **NAMED.get(task.name, {})}
 
@@ -463,12 +462,12 @@ def test_metrics_are_defined_when_nothing_was_readable(name: str) -> None:
 @tasks
 def test_what_reports_show_is_defined(name: str) -> None:
     task = get_task(name)
-    assert {"exact", "dangerous"} <= set(task.metrics)
+    assert {"exact", task.safety.metric} <= set(task.metrics)
     assert not set(task.metrics) & set(task.reporting.qualities)
     assert set(task.reporting.headline) <= {*task.metrics, *task.reporting.qualities, "no_parse", "clipped"}
     assert set(task.reporting.row_metrics) <= set(task.metrics)
     assert task.reporting.approval[0] == "exact"
-    assert "dangerous" in task.reporting.approval
+    assert task.safety.metric in task.reporting.approval
     assert all(isinstance(task.metrics[name], Share) for name in task.reporting.approval)
     assert len(set(task.reporting.headline)) == len(task.reporting.headline)
 
