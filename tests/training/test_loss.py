@@ -37,12 +37,19 @@ LONGEST = 9
 
 def tiny(family: str) -> tuple:
     """A model of an architecture and a tokenizer."""
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=dolls._bpe([]), eos_token=dolls.EOS, pad_token=dolls.PAD, padding_side="left"
     )
+    if family == "mixture":
+        config = Qwen3MoeConfig(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+            output_router_logits=True,
+        )  # fmt: skip
+        return Qwen3MoeForCausalLM(config), tokenizer
     sizes = SimpleNamespace(architecture=family, hidden=32, layers=2, heads=2, kv_heads=1, mlp=64)
     return pretrain._model(sizes, tokenizer, 64), tokenizer
 
@@ -50,7 +57,8 @@ def tiny(family: str) -> tuple:
 def trainer_of(family: str, dtype: torch.dtype = torch.float32, **changes: object) -> SharedLossTrainer:
     """A trainer of a tiny model, with an adapter that changes something."""
     model, tokenizer = tiny(family)
-    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    modules = ["q_proj", "v_proj"] if family == "mixture" else "all-linear"
+    lora = LoraConfig(r=4, target_modules=modules, init_lora_weights=False, task_type="CAUSAL_LM")
     args = GRPOConfig(
         output_dir="unused", use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=2,
         num_generations=2, max_completion_length=LONGEST, **{"gradient_checkpointing": False} | changes,
@@ -524,3 +532,16 @@ def test_a_killed_run_goes_on_on_the_path_it_was_on(project, monkeypatch, is_rig
         with dolls.in_process():
             launch.stage(params_of(loss_path="shared"), "v3")
     assert dolls.files(paths.adapter("v3")) == untouched
+
+
+def test_a_mixture_keeps_the_loss_of_trl_which_balances_its_experts():
+    torch.manual_seed(0)
+    trainer = trainer_of("mixture")
+    trainer.loss_path = "shared"
+    ids = torch.arange(12).view(2, 6) + 3
+    sides = {"prompt_ids": ids, "completion_ids": ids, "prompt_mask": ids > 0, "completion_mask": ids > 0}
+    counted = {"advantages": torch.tensor([1.0, -1.0]), "num_items_in_batch": torch.tensor(12)}
+    value = trainer._compute_loss(trainer.model, {name: mask.long() for name, mask in sides.items()} | counted)
+    assert value.requires_grad
+    assert trainer._metrics["train"]["aux_loss"][0] > 0
+    assert trainer.loss_record()["used"] == "stock"

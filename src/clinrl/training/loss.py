@@ -51,6 +51,8 @@ class Checked:
     """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
     world: World = ALONE
     """The processes that share a step."""
+    aux_loss_enabled: bool
+    """Whether TRL adds a mixture's second loss, which is of whole batches, so that its own way is taken."""
     accelerator: Any
     args: Any
     model: Any
@@ -138,7 +140,7 @@ class CheckedSFTTrainer(Checked, SFTTrainer):  # type: ignore[misc]  # TRL has n
     def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         """The loss of a micro-batch, by the way that was found right."""
         compute = super().compute_loss
-        if self.loss_path == "stock" or self.aux_loss_enabled:  # a mixture's second loss is of whole batches
+        if self.loss_path == "stock" or self.aux_loss_enabled:
             return compute(model, inputs, *arguments, **named)
         counted = self._total_train_tokens
         rows = ByLength(self.accelerator.unwrap_model(model), split=keeps_cache(self))
@@ -266,7 +268,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         return torch.cat([input_ids, new.to(input_ids.device)], 1)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        if self.loss_path == "stock":
+        if self.loss_path == "stock" or self.aux_loss_enabled:
             return super()._compute_loss(model, inputs)
         rows = self.live_rows(model, inputs)
         compute, was = super()._compute_loss, self.agrees
