@@ -14,8 +14,8 @@ from clinrl.runtime.dvc_digest import md5
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "dvc.lock"
-STUDIES = {"alarms.md", "judges.md", "retraining.md"}
-"""Written by `tests/bench`, and by `clinrl simulate-retraining`, alone."""
+STUDIES = {"judges.md"}
+"""Written by `tests/bench` alone."""
 
 
 @pytest.fixture

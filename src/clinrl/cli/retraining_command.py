@@ -4,12 +4,12 @@ from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.retraining import World, most_discordant, simulate
-from clinrl.artifacts import write_json, write_text
+from clinrl.artifacts import write_json
 from clinrl.config.base import check_known
 from clinrl.config.params import Params
 from clinrl.errors import ParamsError
+from clinrl.pipeline.render import write_retraining
 from clinrl.reports.numbers import percent
-from clinrl.reports.render import render
 from clinrl.reports.tables import show
 
 COLUMNS = ("drafts", "rule", "useless", "worse", "better", "looks")
@@ -51,9 +51,8 @@ def stage(
             f"cases of its own, differ in {most:.4g}; give at most that"
         )
     if write:
-        content = report(params, name, given)
-        write_json(paths.retraining_report(), content)
-        write_text(paths.retraining_report().with_suffix(".md"), render("retraining", **content))
+        write_json(paths.retraining_report(), report(params, name, given))
+        write_retraining(paths.retraining_report())
     rows = simulate(given, params.plans[name])
     if as_json:
         show(COLUMNS, [row.model_dump(mode="json") for row in rows], as_json=True)

@@ -1,5 +1,6 @@
 """Every page and figure once more, from the reports that hold their numbers as JSON. No model is asked."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -7,10 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clinrl import paths
+from clinrl.artifacts import write_text
 from clinrl.benchmarks import external, protocol
 from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.evaluation import compare, error_analysis, evaluate
+from clinrl.reports.render import render
 from clinrl.tasks.base import get_task
 
 
@@ -68,6 +71,13 @@ def reports(params: Params) -> Iterator[Report]:
     for name, spec in params.comparisons.items():
         if (path := paths.comparison_report(name)).exists():
             yield Report(name, spec.task, path, partial(compare.write_pages, path, get_task(spec.task), modes))
+    if (path := paths.retraining_report()).exists():
+        yield Report(path.stem, path.stem, path, partial(write_retraining, path))
+
+
+def write_retraining(path: Path) -> None:
+    """Write the page of the simulated retraining from its JSON."""
+    write_text(path.with_suffix(".md"), render("retraining", **json.loads(path.read_bytes())))
 
 
 def _pages(report: Path) -> dict[Path, bytes]:
