@@ -95,6 +95,12 @@ def file(text: str) -> Path:
     return Path(text)
 
 
+def value(flag: str, parse: Callable[[str], Any], text: str, default: Any = None, **settings: Any) -> Argument:
+    """An option that takes a number or a share; its help ends with its default, if it has one."""
+    says = text if default is None else f"{text}; default: {default}"
+    return arg(flag, type=parse, metavar="SHARE" if parse is share else "N", default=default, help=says, **settings)
+
+
 def port(least: int) -> Callable[[str], int]:
     """A parser of the numbers of ports from `least` up: 0 is any free one, where that has a meaning.
 

@@ -1,6 +1,6 @@
 """Data, train, evaluate: the subcommands that make artefacts and measure them."""
 
-from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, stage
+from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, stage, value
 
 DATA = {
     "dataset": stage(
@@ -208,14 +208,7 @@ EVALUATE = {
         one_of=(
             arg("episode", metavar="EPISODE", nargs="?", help="a case id, its beginning, or a number from 1"),
             arg("--random", type=natural(0), metavar="SEED", help="one drawn with this seed"),
-            arg(
-                "--wrong",
-                type=natural(1),
-                nargs="?",
-                const=1,
-                metavar="N",
-                help="the first N wrong ones; default: 1",
-            ),
+            value("--wrong", natural(1), "the first N wrong ones; default: 1", nargs="?", const=1),
         ),
         also="transcript print read answer cat",
     ),

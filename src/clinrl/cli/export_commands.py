@@ -7,27 +7,20 @@ from typing import Any
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params
 
-ACTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "inspect": ("inspect_log", "NAME", ("mode",)),
-    "lm-eval": ("lm_eval", "TASK", ("open_exam",)),
-    "openenv": ("openenv_manifest", "TASK", ()),
-    "verifiers": ("verifiers", "TASK", ("open_exam",)),
+ACTIONS = {
+    "inspect": ("inspect_log", "NAME"),
+    "lm-eval": ("lm_eval", "TASK"),
+    "openenv": ("openenv_manifest", "TASK"),
+    "verifiers": ("verifiers", "TASK"),
 }
-"""What is exported to the module that writes it, the kind of name that it takes, and its options beside `out`."""
+"""What is exported to the module that writes it, and the kind of name that it takes."""
 
 
 def export(
-    params: Params,
-    action: str,
-    name: str,
-    *,
-    out: Path | None = None,
-    mode: str | None = None,
-    open_exam: bool = False,
+    params: Params, action: str, name: str, *, out: Path | None = None, mode: str | None = None, open_exam: bool = False
 ) -> None:
     """Write what another tool opens. Raises ParamsError for a name that the action does not take."""
-    module, kind, takes = ACTIONS[action]
+    module, kind = ACTIONS[action]
     check_name(params, name, f"export {action}", kind=kind)
-    given = {"mode": mode, "open_exam": open_exam}
-    options: dict[str, Any] = {option: given[option] for option in takes}
+    options: dict[str, Any] = {"mode": mode} if mode is not None else {"open_exam": True} if open_exam else {}
     import_module(f"clinrl.exports.{module}").stage(params, name, out=out, **options)

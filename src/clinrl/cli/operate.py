@@ -1,10 +1,11 @@
 """Release, inspect, setup: the subcommands about what was made, and about the project."""
 
-from clinrl.cli.arguments import JSON, Command, arg, file, folder, name, natural, port, share
+from clinrl.cli.arguments import JSON, Command, arg, file, folder, name, natural, port, share, value
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
 OPEN_EXAM = arg("--open-exam", action="store_true", help="its exam instead of cases to mine: never to a trainer")
+SHADOW = "of requests, also asked of the candidate; default: none"
 OUT = arg("--out", type=folder, metavar="DIR", help="a folder; default: data/exports")
 REGISTERED = name("NAME", "a registered version or merge of params.yaml")
 
@@ -163,23 +164,11 @@ RELEASE = {
             arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
             arg("--known-as", metavar="HOST", nargs="+", default=(), help="other names by which clients reach it"),
             arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
-            arg("--at-once", type=natural(1), metavar="N", default=8, help="requests answered together; default: 8"),
-            arg(
-                "--queue",
-                type=natural(0),
-                metavar="N",
-                default=64,
-                help="waiting requests, more get 429; default: 64",
-            ),
-            arg("--tokens", type=natural(1), metavar="N", default=4096, help="most tokens of an answer; default: 4096"),
+            value("--at-once", natural(1), "requests answered together", 8),
+            value("--queue", natural(0), "waiting requests, more get 429", 64),
+            value("--tokens", natural(1), "most tokens of an answer", 4096),
             arg("--timeout", type=natural(1), metavar="S", default=120, help="seconds of a request; default: 120"),
-            arg(
-                "--shadow",
-                type=share,
-                metavar="SHARE",
-                default=0.0,
-                help="of requests, also asked of the candidate; default: none",
-            ),
+            arg("--shadow", type=share, metavar="SHARE", default=0.0, help=SHADOW),
         ),
         also="openai api chat endpoint http vllm infer inference ask",
     ),
@@ -211,28 +200,11 @@ RELEASE = {
         arguments=(
             name("TASK"),
             arg("--lives", type=natural(1), metavar="N", default=1000, help="default: 1000"),
-            arg("--weeks", type=natural(1), metavar="N", default=52, help="drafts in a life; default: 52"),
-            arg(
-                "--cases",
-                type=natural(1),
-                metavar="N",
-                help="cases of the exam; default: as many as the plan's exam has",
-            ),
-            arg("--mine", type=natural(1), metavar="N", help="cases of the mine data; default: as many as it has"),
-            arg(
-                "--wrong",
-                type=share,
-                metavar="SHARE",
-                default=0.106,
-                help="of cases that the champion errs in; default: 0.106",
-            ),
-            arg(
-                "--discordance",
-                type=share,
-                metavar="SHARE",
-                default=0.041,
-                help="of the cases that only one of champion and useless draft gets right; default: 0.041",
-            ),
+            value("--weeks", natural(1), "drafts in a life", 52),
+            value("--cases", natural(1), "cases of the exam; default: as many as the plan's exam has"),
+            value("--mine", natural(1), "cases of the mine data; default: as many as it has"),
+            value("--wrong", share, "of cases that the champion errs in", 0.106),
+            value("--discordance", share, "of the cases that only one of champion and useless draft gets right", 0.041),
             arg("--seed", type=natural(0), metavar="N", default=1, help="default: 1"),
             arg("--write", action="store_true", help="write data/reports/retraining.json and .md too, for more worlds"),
             JSON,
@@ -306,14 +278,7 @@ INSPECT = {
         runs="site.build:stage",
         arguments=(
             arg("--out", type=folder, metavar="DIR", help="instead of build/site"),
-            arg(
-                "--answers",
-                dest="most",
-                type=natural(0),
-                metavar="N",
-                default=200,
-                help="right ones of a model and mode, beside all wrong ones; default: 200",
-            ),
+            value("--answers", natural(0), "right ones of a model and mode, beside all wrong ones", 200, dest="most"),
         ),
         also="html pages browse dashboard report web static ui",
     ),
