@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
@@ -148,14 +148,26 @@ def exclusive(target: Path, folder: Path | None = None) -> Iterator[None]:
     The lock lies in `folder`, or with the others of this checkout. The kernel drops it with the process, so a killed
     run blocks nobody.
     """
-    lock = (folder or paths.locks()) / (str(target).replace("/", "-") + ".lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(f"another command is writing {target}; wait for it to end and start this one again") from None
+    with locked((folder or paths.locks()) / (str(target).replace("/", "-") + ".lock"), waits=False) as held:
+        if held is None:
+            raise Busy(f"another command is writing {target}; wait for it to end and start this one again")
         yield
+
+
+@contextmanager
+def locked(file: Path, *, waits: bool = True) -> Iterator[TextIO | None]:
+    """Hold a file's lock until the block ends; None at once if another process has it and this one does not wait.
+
+    The kernel drops the lock with its process, so that a killed one blocks nobody.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+        else:
+            yield stream
 
 
 def _alive(pid: int) -> bool:

@@ -54,9 +54,6 @@ def stage(
         if open_exam:
             print(f"clinrl: THE EXAM IS OPEN: {EXAM_IS_OPEN}", file=sys.stderr, flush=True)
         config = uvicorn.Config(
-            app,
-            log_level="warning",
-            ws_max_size=MESSAGE_BYTES,
-            limit_concurrency=sessions + SPARE_CONNECTIONS,
+            app, log_level="warning", ws_max_size=MESSAGE_BYTES, limit_concurrency=sessions + SPARE_CONNECTIONS
         )
         uvicorn.Server(config).run(sockets=[listening])

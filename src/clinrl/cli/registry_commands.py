@@ -158,13 +158,7 @@ def compare(params: Params, source: Path, name: str, other: str | None = None, *
 
 
 def draft(
-    params: Params,
-    name: str,
-    *,
-    parent: str | None = None,
-    called: str | None = None,
-    lever: str | None = None,
-    as_json: bool = False,
+    params: Params, name: str, *, parent: str | None, called: str | None, lever: str | None, as_json: bool
 ) -> None:
     """Draft the next version of a task into params/drafts.yaml and print what it is; what to do next goes to stderr.
 

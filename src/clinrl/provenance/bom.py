@@ -120,10 +120,7 @@ def main() -> int:
 
 
 def _bill(
-    mine: Component,
-    libraries: Sequence[pins.Pin],
-    components: Iterable[Component],
-    graph: Mapping[str, Collection[str]],
+    mine: Component, libraries: Sequence[pins.Pin], components: Iterable[Component], graph: Mapping[str, set[str]]
 ) -> dict[str, Any]:
     """A whole bill about `mine`. `graph` says what each component depends on, by reference."""
     everything = sorted([*map(_library, libraries), *components], key=lambda component: component["bom-ref"])

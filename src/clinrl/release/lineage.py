@@ -108,47 +108,40 @@ def _links_of(params: Params, name: str, recorded: "lock.Lock | ArtefactError") 
         yield _link(name, "base", lambda: _check_same(made, "base", base, f"is a model on {base}"))
     yield _link(name, "exam", lambda: _check_exam(params, model, artifacts.identity(made)))
     if name in params.mining:
-        yield _mining_link(name, params.mining[name].data, artifacts.identity(made))
-    yield _lock_link(params, name, recorded)
-    yield _provenance_link(params, name, recorded)
+        mined: State = "holds" if paths.mine_report(name).exists() else "open"
+        yield _link(name, "mining", lambda: _check_mined(params, name, artifacts.identity(made)), mined)
+    yield _link(name, "lock", lambda: _check_lock(params, name, recorded))
+    yield _link(name, "provenance", lambda: _check_provenance(params, name, recorded))
     yield _registry_link(params, name, made)
 
 
-def _lock_link(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+def _check_lock(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> tuple[str, str]:
     """That all of a version that is here is what dvc.lock records, made of what it records.
 
     What other versions made is theirs to answer for.
     """
-
-    def check() -> tuple[str, str]:
-        if isinstance(recorded, ArtefactError):
-            raise Unrecorded(str(recorded))
-        others = {*params.versions, *params.merges.all} - {name}
-        every = lock.facts(recorded, lock.exam_stage(params, name))
-        facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
-        found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
-        for state, refusal in (("altered", Refused), ("unrecorded", Unrecorded), ("absent", Absent)):
-            if state in found:
-                raise refusal(found[state].sentence)
-        digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
-        return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
-
-    return _link(name, "lock", check)
+    if isinstance(recorded, ArtefactError):
+        raise Unrecorded(str(recorded))
+    others = {*params.versions, *params.merges.all} - {name}
+    every = lock.facts(recorded, lock.exam_stage(params, name))
+    facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
+    found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
+    for state, refusal in (("altered", Refused), ("unrecorded", Unrecorded), ("absent", Absent)):
+        if state in found:
+            raise refusal(found[state].sentence)
+    digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
+    return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
 
 
-def _provenance_link(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+def _check_provenance(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> tuple[str, str]:
     """That who ran the stages of a version signed what they made of what. What came from a cache may lack it."""
     stages = [] if isinstance(recorded, ArtefactError) else lock.ancestors(recorded, lock.exam_stage(params, name))
     own = [stage for stage in stages if stage.partition("@")[2] == name]
-
-    def check() -> tuple[str, str]:
-        found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
-        missing = [stage for stage in own if stage not in found]
-        if missing or not own:
-            raise Unrecorded(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
-        return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
-
-    return _link(name, "provenance", check)
+    found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
+    missing = [stage for stage in own if stage not in found]
+    if missing or not own:
+        raise Unrecorded(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
+    return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
 
 
 def _check_same(manifest: Manifest, what: str, folder: Path, sentence: str) -> tuple[str, str]:
@@ -204,27 +197,23 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
     return found, f"took {exam}, imported, with these very weights, and trained on none of its patients"
 
 
-def _mining_link(name: str, data: str, adapter: str) -> Link:
+def _check_mined(params: Params, name: str, adapter: str) -> tuple[str, str]:
     """That a version's errors were mined on cases of the mine pool, and on no exam."""
-    report = paths.mine_report(name)
+    report, data = paths.mine_report(name), params.mining[name].data
     if not report.exists():
-        return Link(version=name, link="mining", state="open", digest="", says="has no mined errors yet")
-
-    def check() -> tuple[str, str]:
-        held = json.loads(report.read_text(encoding="utf-8"))
-        if not paths.cases(data).exists():
-            raise Absent(f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
-        found = artifacts.read_manifest(paths.cases(data))
-        again = f"run `dvc repro mine@{name}`"
-        if held["adapter_digest"] != adapter:
-            raise Refused(f"{report} is about another adapter than {name} now is; {again}")
-        if (held["data"], held["data_digest"]) != (data, artifacts.identity(found)):
-            raise Refused(f"{report} is about other cases than {data} now holds; {again}")
-        if (held["pool"], found.spec["use"]) != ("mine", "mine"):
-            raise Refused(f"{data} is drawn from the {found.spec['use']} pool; errors are mined on the mine pool alone")
-        return held["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
-
-    return _link(name, "mining", check)
+        return "", "has no mined errors yet"
+    held = json.loads(report.read_text(encoding="utf-8"))
+    if not paths.cases(data).exists():
+        raise Absent(f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
+    found = artifacts.read_manifest(paths.cases(data))
+    again = f"run `dvc repro mine@{name}`"
+    if held["adapter_digest"] != adapter:
+        raise Refused(f"{report} is about another adapter than {name} now is; {again}")
+    if (held["data"], held["data_digest"]) != (data, artifacts.identity(found)):
+        raise Refused(f"{report} is about other cases than {data} now holds; {again}")
+    if (held["pool"], found.spec["use"]) != ("mine", "mine"):
+        raise Refused(f"{data} is drawn from the {found.spec['use']} pool; errors are mined on the mine pool alone")
+    return held["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
 
 
 def _registry_link(params: Params, name: str, manifest: Manifest) -> Link:
@@ -287,7 +276,7 @@ def _release_links(params: Params, name: str) -> Iterator[Link]:
     if not promotions:
         yield _link(name, "approver", lambda: _check_unpromoted(model, name, digest, lines), "open")
         return
-    yield _link(name, "approver", lambda: _check_approved(params, model, name, promotions[-1], decisions, lines))
+    yield _link(name, "approver", lambda: _check_approved(params, name, promotions[-1], lines))
 
 
 def _check_undecided(model: str, name: str, digest: str) -> tuple[str, str]:
@@ -343,15 +332,11 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_lo
 
 
 def _check_approved(
-    params: Params,
-    model: str,
-    name: str,
-    promotion: audit_log.Entry,
-    decisions: Sequence[audit_log.Entry],
-    lines: Sequence[audit_log.Entry],
+    params: Params, name: str, promotion: audit_log.Entry, lines: Sequence[audit_log.Entry]
 ) -> tuple[str, str]:
-    body = promotion.body
-    passed = {artifacts.digest(line.body) for line in decisions if line.body["promote"]}
+    model, body = params.model(name).registered, promotion.body
+    decisions = [line.body for line in lines if line.kind == "decision" and line.body["promote"]]
+    passed = {artifacts.digest(made) for made in decisions if made["candidate_digest"] == body["digest"]}
     if body["decision"] not in passed:
         raise Refused(f"{name} was promoted on a decision that the audit log does not have as passed")
     if body["approved"] != body["decision"]:  # that of the version, of which a full model is made

@@ -6,16 +6,14 @@ one that DVC makes is for everybody to write in; this module sees who can write 
 whoever runs DVC. DVC writes dvc.lock in place: a kill at that moment would lose the record of every stage.
 """
 
-import fcntl
 import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from clinrl.artifacts import write_text
+from clinrl.artifacts import locked, write_text
 from clinrl.errors import Refused
 
 VARIABLE = "DVC_SITE_CACHE_DIR"
@@ -163,7 +161,7 @@ def _list_places(places: Iterable[Path], between: str = " ") -> str:
 
 def keep() -> None:
     """Keep a copy of dvc.lock, which DVC has just read; none while another DVC writes it."""
-    with _not_at_work(Path.cwd()) as alone:
+    with locked(Path.cwd() / AT_WORK, waits=False) as alone:
         if alone and LOCK.exists():
             write_text(COPY, LOCK.read_text(encoding="utf-8"))
 
@@ -179,7 +177,7 @@ def _mend(root: Path) -> None:
     text = lock.read_bytes()
     if text.endswith(b"\n") and len(text) >= copy.stat().st_size:  # as good as always, and it costs nothing to see
         return
-    with _not_at_work(root) as alone:
+    with locked(root / AT_WORK, waits=False) as alone:
         if alone and CONFLICT not in text and not _is_whole(lock):
             shutil.copy2(lock, root / CUT)  # at no moment is there none
             write_text(lock, copy.read_text(encoding="utf-8"))
@@ -187,19 +185,6 @@ def _mend(root: Path) -> None:
                 f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again, and {CUT} is the rest",
                 file=sys.stderr,
             )
-
-
-@contextmanager
-def _not_at_work(root: Path) -> Iterator[bool]:
-    """Whether no DVC is at work here; none begins before the block has ended."""
-    (root / AT_WORK).parent.mkdir(parents=True, exist_ok=True)
-    with (root / AT_WORK).open("a") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def _is_whole(lock: Path) -> bool:

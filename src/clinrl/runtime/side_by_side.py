@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -59,7 +59,7 @@ def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], gra
         run._run = commands.run
 
         def bring_up_to_date(stage: Any) -> Any:
-            with commands.turn, _locked(repo):
+            with commands.turn, repo.lock:  # DVC itself gives it back while a command runs
                 return reproduce._reproduce_stage(stage, upstream=[*graph.successors(stage)], **given)
 
         repo.lock.unlock()  # the caller's: each thread takes it for its turn
@@ -95,16 +95,6 @@ def _in_order(stages: list[Any], graph: Any, at_once: int, begin: Callable[[Any]
             sorter.done(stage)
             if ended.result():
                 yield stage
-
-
-@contextmanager
-def _locked(repo: Any) -> Iterator[None]:
-    """Hold the project's lock against other processes; DVC itself gives it back while a command runs."""
-    repo.lock.lock()
-    try:
-        yield
-    finally:
-        repo.lock.unlock()
 
 
 class Commands:

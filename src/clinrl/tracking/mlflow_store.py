@@ -5,14 +5,13 @@ a registration and another machine all fill the same one. What a run holds stays
 """
 
 import errno
-import fcntl
 import logging
 import os
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport
-from clinrl.artifacts import canonical_json, digest
+from clinrl.artifacts import canonical_json, digest, locked
 from clinrl.errors import RegistryError, format_value, mask
 from clinrl.types import Estimate, Manifest
 
@@ -177,7 +176,7 @@ def _client(uri: str) -> "MlflowClient":
 
 def prepare(file: Path) -> None:
     """See that a SQLite store is there, whole, and points to the artefacts beside it. One process at a time."""
-    with _alone(file, "lock"):
+    with locked(file.with_name(f"{file.name}.lock")):
         if not file.exists():
             _begin(file)
         _follow(file)
@@ -197,21 +196,13 @@ def _begin(file: Path) -> None:
     new.replace(file)
 
 
-def writing(client: "MlflowClient") -> AbstractContextManager[None]:
-    """Add to a SQLite store alone. MLflow looks before it adds, so that two at once would add the same thing twice."""
-    return _alone(file_of(client.tracking_uri), "writing")
+def writing(client: "MlflowClient") -> AbstractContextManager[object]:
+    """Add to a SQLite store alone. MLflow looks before it adds, so that two at once would add the same thing twice.
 
-
-@contextmanager
-def _alone(file: Path | None, what: str) -> Iterator[None]:
-    """Wait until no other process does `what` with a SQLite store; never waits for a server's."""
-    if file is None:
-        yield
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_name(f"{file.name}.{what}").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    Never waits for a server's store.
+    """
+    file = file_of(client.tracking_uri)
+    return nullcontext() if file is None else locked(file.with_name(f"{file.name}.writing"))
 
 
 def _follow(file: Path) -> None:
