@@ -5,6 +5,7 @@ No key enters a digest or a DVC parameter, so what is set here keeps checkpoints
 recorded all the same, where it was another than usual, since that changes answers.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -38,19 +39,13 @@ class Vllm(Section):
     def _is_private(self) -> "Vllm":
         if self.url is None:
             return self
-        try:
+        with suppress(ValueError):
             parts = urlsplit(self.url)
-            is_plain = parts.scheme == "http" and parts.hostname in LOOPBACK
-            is_address = bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
-        except ValueError:
-            is_plain = is_address = False
-        else:
-            is_address = is_address and not (parts.query or parts.fragment or "@" in parts.netloc)
-        if not is_address or not (is_plain or parts.scheme == "https"):
-            raise refusal(
-                "must be http://127.0.0.1:PORT, or https://HOST:PORT; neither names nor keys go into it", "url"
-            )
-        return self
+            is_private = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+            is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in parts.netloc)
+            if parts.hostname and parts.port != 0 and is_private and is_bare:
+                return self
+        raise refusal("must be http://127.0.0.1:PORT, or https://HOST:PORT; neither names nor keys go into it", "url")
 
 
 class Machine(Section):

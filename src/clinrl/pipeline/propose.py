@@ -289,16 +289,13 @@ def drop(draft: Draft, reason: str) -> Draft:
     with exclusive(PARAMS):
         files = read_files(PARAMS)
         names = {draft.name} | ({draft.version["data"]} if draft.dataset else set())
-        kept = {section: _without(names, held) for section, held in files.get(DRAFTS, {}).items()}
+        drafted = files.get(DRAFTS, {}).items()
+        kept = {section: {name: held[name] for name in held if name not in names} for section, held in drafted}
         left = {section: held for section, held in kept.items() if held}
         if draft.name in parse({**files, DRAFTS: left}).versions:
             raise ParamsError(f"versions.{draft.name} is not in {DRAFTS}, so no command takes it out; do so by hand")
         write_whole(DRAFTS, left)
     return conclude(draft, "dropped", reason)
-
-
-def _without(names: Collection[str], section: dict[str, Any]) -> dict[str, Any]:
-    return {name: block for name, block in section.items() if name not in names}
 
 
 def conclude(draft: Draft, outcome: Outcome, reason: str) -> Draft:

@@ -172,18 +172,14 @@ def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]
         }
     parts = {path: md5}
     if md5.endswith(".dir"):
-        listing = _object(cache, md5)
+        listing = dvc_yaml.stored(cache, md5)
         if not listing.exists():
             return None
         parts = {f"{path}/{entry['relpath']}": entry["md5"] for entry in json.loads(listing.read_bytes())}
-    objects = {file: _object(cache, part) for file, part in parts.items()}
+    objects = {file: dvc_yaml.stored(cache, part) for file, part in parts.items()}
     if not all(kept.exists() for kept in objects.values()):
         return None
     return {file: f"sha256:{sha256_file(kept)}" for file, kept in objects.items()}
-
-
-def _object(cache: Path, md5: str) -> Path:
-    return cache / md5[:2] / md5[2:]
 
 
 def _row(stage_name: str, file: str, committed: str, rebuilt: str) -> FileVerdict:

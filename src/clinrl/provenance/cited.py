@@ -191,12 +191,8 @@ def _with_text_keys(value: Any) -> Any:
     return [_with_text_keys(held) for held in value] if isinstance(value, list) else value
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
-
-
 _READERS: Mapping[str, Callable[[Path], Any]] = {
-    ".json": _json,
+    ".json": lambda path: json.loads(path.read_bytes()),
     ".jsonl": lambda path: [json.loads(line) for line in path.read_bytes().splitlines()],
     ".yaml": read_yaml,
 }

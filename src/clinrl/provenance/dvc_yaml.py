@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -85,10 +85,7 @@ def states(addresses: Collection[str]) -> dict[str, State]:
         except OSError:
             return ""
 
-    @cache
-    def is_cached(oid: str) -> bool:
-        return _is_cached(folder, oid)
-
+    is_cached = cache(partial(_is_cached, folder))
     return {
         address: _state(stages[address], recorded.get(address), digest, is_cached) if address in stages else "unknown"
         for address in addresses
@@ -120,12 +117,16 @@ def _state(
 
 def _is_cached(folder: Path, oid: str) -> bool:
     """Whether DVC's cache has a file, or a folder with all its files."""
-    path = folder / oid[:2] / oid[2:]
+    path = stored(folder, oid)
     if not path.is_file():
         return False
-    return not oid.endswith(FOLDER) or all(
-        (folder / entry["md5"][:2] / entry["md5"][2:]).is_file() for entry in json.loads(path.read_bytes())
-    )
+    entries = json.loads(path.read_bytes()) if oid.endswith(FOLDER) else ()
+    return all(stored(folder, entry["md5"]).is_file() for entry in entries)
+
+
+def stored(cache: Path, oid: str) -> Path:
+    """Where DVC's cache keeps what has a digest."""
+    return cache / oid[:2] / oid[2:]
 
 
 def cache_folder(root: Path = Path()) -> Path:

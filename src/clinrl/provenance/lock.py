@@ -116,14 +116,12 @@ def facts(lock: Lock, target: str) -> list[Fact]:
     return found
 
 
-def demand(params: Params, name: str) -> list[Fact]:
+def demand(params: Params, name: str) -> None:
     """All that a version or a merge was made of and examined on is as dvc.lock records it; what is used of it is here.
 
     Used are itself, its base, its exam, its answers, reports and proofs. Something else that is recorded and not here,
-    as the data of an ancestor in a clone, is no fault. Returns the facts; raises ArtefactError for the first that does
-    not hold.
+    as the data of an ancestor in a clone, is no fault. Raises ArtefactError for the first fact that does not hold.
     """
-
     model = params.model(name)
     used = [model.folder, paths.base(model.task.name), paths.cases(model.exam), paths.data_proof(model.exam)]
     used += [paths.graded(name), paths.report(name), *([paths.probe_proof(name)] if model.data else [])]
@@ -139,7 +137,6 @@ def demand(params: Params, name: str) -> list[Fact]:
     for fact in found:
         if fact.state in ("altered", "unrecorded"):
             raise ArtefactError(fact.sentence)
-    return found
 
 
 def strangers(lock: Lock, stage: str) -> list[str]:

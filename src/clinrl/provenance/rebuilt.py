@@ -6,7 +6,7 @@ one to data/attestations, which is under git: whoever rebuilt it commits it or s
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,15 +62,11 @@ def count(params: Params, name: str, identity: str) -> list[str]:
         try:
             signer, claim = dsse.open_envelope(json.loads(file.read_bytes()), params.rebuilders)
             predicate = claim["predicate"]
-            agrees = _outs(claim["subject"]).items() >= outs.items()
+            subjects = {subject["name"]: subject["digest"].get("dvcMd5") for subject in claim["subject"]}
+            agrees = subjects.items() >= outs.items()
             about = (claim["predicateType"], predicate["name"], predicate["identity"], predicate["equal"])
         except (SignatureError, OSError, *dsse.MALFORMED):
             continue
         if agrees and about == (PREDICATE, name, identity, True):
             found.add(signer)
     return [name for name in params.rebuilders if name in found]
-
-
-def _outs(subjects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The outputs that a statement is about: path to DVC's digest."""
-    return {subject["name"]: subject["digest"]["dvcMd5"] for subject in subjects if "dvcMd5" in subject["digest"]}

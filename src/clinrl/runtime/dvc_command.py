@@ -135,12 +135,6 @@ def keep_inside() -> None:
     tree: Any = Tree
     parts, path, listed = cache._oid_parts, own.oid_to_path, tree.from_list.__func__
 
-    def parts_of(self: Any, oid: str) -> Any:
-        return parts(self, _digest(oid))
-
-    def path_of(self: Any, oid: str) -> Any:
-        return path(self, _digest(oid))
-
     def plain_listing(cls: Any, /, entries: Iterable[Mapping[str, Any]], **named: Any) -> Any:
         kept = [dict(entry) for entry in entries]
         for entry in kept:
@@ -148,7 +142,9 @@ def keep_inside() -> None:
                 _refuse("a folder's listing", "the folder")
         return listed(cls, kept, **named)
 
-    cache._oid_parts, own.oid_to_path, tree.from_list = parts_of, path_of, classmethod(plain_listing)
+    cache._oid_parts = lambda self, oid: parts(self, _digest(oid))
+    own.oid_to_path = lambda self, oid: path(self, _digest(oid))
+    tree.from_list = classmethod(plain_listing)
 
 
 def _digest(oid: str) -> str:

@@ -101,7 +101,7 @@ def signer(scale: "Scale") -> Signer:
     several the one whose fingerprint CLINRL_SIGNING_FINGERPRINT names. CLINRL_SIGNING_PASSWORD opens an encrypted one.
     Where there is no key, scale `embedded` makes one and says so once; `full` refuses. Raises SignatureError.
     """
-    found = _find_key()
+    found = _elsewhere() or (_of_file(PRIVATE) if PRIVATE.exists() else None)
     if found is None:
         if scale != "embedded":
             raise SignatureError(
@@ -199,11 +199,6 @@ def trusted_keys(params: "Params") -> dict[str, Key]:
     """Whose signatures of registered folders, audit lines and approvals count in the project: those of this checkout's
     keyring, and of the approvers of params.yaml, who keep their names."""
     return {**keyring(), **params.approvers}
-
-
-def _find_key() -> Signer | None:
-    """The key that the environment names, or that of .clinrl/keys; None if there is none."""
-    return _elsewhere() or (_of_file(PRIVATE) if PRIVATE.exists() else None)
 
 
 def _elsewhere() -> Signer | None:

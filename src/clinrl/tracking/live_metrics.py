@@ -15,7 +15,6 @@ import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
@@ -140,11 +139,7 @@ def _warn(why: str) -> None:
     print(f"clinrl: no live metrics: {why}; `clinrl register` fills them in", file=sys.stderr, flush=True)
 
 
-def _warn_of(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
-    _warn(mask(f"{kind.__name__}: {error}"))
-
-
 if __name__ == "__main__":
-    sys.excepthook = _warn_of
+    sys.excepthook = lambda kind, error, _: _warn(mask(f"{kind.__name__}: {error}"))
     determinism.pin()
     sys.exit(main(sys.argv[1:]))

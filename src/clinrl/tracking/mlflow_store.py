@@ -309,7 +309,9 @@ def _experiment(client: "MlflowClient", task: str) -> str:
     found = client.get_experiment_by_name(task)
     if found is None:
         try:
-            return str(client.create_experiment(task, _artefacts(client.tracking_uri, task), tags=KIND))
+            file = file_of(client.tracking_uri)  # a server knows where its artefacts lie
+            own = None if file is None else (file.parent / BESIDE / task).as_uri()
+            return str(client.create_experiment(task, own, tags=KIND))
         except MlflowException:  # somebody else was quicker
             found = client.get_experiment_by_name(task)
             if found is None:
@@ -324,12 +326,6 @@ def _experiment(client: "MlflowClient", task: str) -> str:
     for tag in KIND.keys() - found.tags.keys():
         client.set_experiment_tag(found.experiment_id, tag, KIND[tag])
     return str(found.experiment_id)
-
-
-def _artefacts(uri: str, task: str) -> str | None:
-    """Where a task's artefacts lie: beside the SQLite file, or wherever a server keeps them (None)."""
-    file = file_of(uri)
-    return None if file is None else (file.parent / BESIDE / task).as_uri()
 
 
 def flat(spec: Mapping[str, Any], at: str = "") -> dict[str, str]:
