@@ -7,6 +7,8 @@ import reprlib
 import select
 import sys
 from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from typing import ParamSpec
 
 REFUSALS = {
     errno.ENOSPC: ("disk is full", "free some space"),
@@ -63,6 +65,19 @@ def exit_code_of(program: Callable[[], int]) -> int:
         except OSError:
             _drop([1])
         return 1
+
+
+P = ParamSpec("P")
+
+
+def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
+    """A program that ends as `exit_code_of` says."""
+
+    @wraps(main)
+    def run(*words: P.args, **named: P.kwargs) -> int:
+        return exit_code_of(lambda: main(*words, **named))
+
+    return run
 
 
 def _run_and_flush(program: Callable[[], int]) -> int:

@@ -15,33 +15,30 @@ from typing import Any
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.parser import parser
-from clinrl.errors import ParamsError, Refused, exit_code_of
+from clinrl.errors import ParamsError, Refused, with_exit_code
 from clinrl.runtime import determinism, starter
 
 
+@with_exit_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
-
-    def run() -> int:
-        determinism.pin()
-        words = list(sys.argv[1:] if argv is None else argv)
-        if words.count("--") > 1:  # argparse makes a list of an argument then
-            parser().error("-- may stand once")
-        arguments = vars(parser().parse_args(words))
-        starter.follow()
-        try:
-            Path.cwd()
-        except FileNotFoundError:
-            raise Refused("the folder in which this was started is deleted; start it in another") from None
-        try:
-            return _run(arguments)
-        except ModuleNotFoundError as error:
-            if find_spec(library := str(error.name).partition(".")[0]):  # it is here, so that the fault is another
-                raise
-            mends = "`pip install 'WHEEL[pipeline]'` with the wheel's file, or `make .venv/.installed` in a checkout"
-            raise Refused(f"{library} is not installed; run {mends}") from None
-
-    return exit_code_of(run)
+    determinism.pin()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words.count("--") > 1:  # argparse makes a list of an argument then
+        parser().error("-- may stand once")
+    arguments = vars(parser().parse_args(words))
+    starter.follow()
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise Refused("the folder in which this was started is deleted; start it in another") from None
+    try:
+        return _run(arguments)
+    except ModuleNotFoundError as error:
+        if find_spec(library := str(error.name).partition(".")[0]):  # it is here, so that the fault is another
+            raise
+        mends = "`pip install 'WHEEL[pipeline]'` with the wheel's file, or `make .venv/.installed` in a checkout"
+        raise Refused(f"{library} is not installed; run {mends}") from None
 
 
 def _run(arguments: dict[str, Any]) -> int:

@@ -16,7 +16,7 @@ from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.analysis.compared import ALL, Compared, Figure
 from clinrl.config.base import check_known
 from clinrl.config.params import Params, load_params
-from clinrl.errors import ArtefactError, exit_code_of
+from clinrl.errors import ArtefactError, with_exit_code
 from clinrl.evaluation.answers import BETWEEN_MODES, load_report
 from clinrl.reports import render
 from clinrl.reports.numbers import percent
@@ -75,26 +75,23 @@ def splice(page: str, block: str) -> str:
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
 
 
+@with_exit_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; with --write also put it into README.md. The exit code is 1 if a report is missing."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.pipeline.series", description=__doc__)
     parser.add_argument("task", metavar="TASK", help="a task with a base")
     parser.add_argument("--write", action="store_true", help="renew the table in README.md")
     arguments = parser.parse_args(argv)
-
-    def show() -> int:
-        params = load_params()
-        check_known("params.yaml", arguments.task, params.bases, "a task with a base")
-        block = table(params, arguments.task)
-        print(block)
-        if not arguments.write:
-            print(f"\nThe lineage as it was examined here, one seed:\n\n{lines(params, arguments.task)}")
-        else:
-            readme = Path("README.md")
-            readme.write_text(splice(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
-        return 0
-
-    return exit_code_of(show)
+    params = load_params()
+    check_known("params.yaml", arguments.task, params.bases, "a task with a base")
+    block = table(params, arguments.task)
+    print(block)
+    if not arguments.write:
+        print(f"\nThe lineage as it was examined here, one seed:\n\n{lines(params, arguments.task)}")
+    else:
+        readme = Path("README.md")
+        readme.write_text(splice(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
+    return 0
 
 
 def _results(name: str, modes: Sequence[str], shares: Sequence[str]) -> list[str]:

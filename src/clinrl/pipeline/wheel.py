@@ -18,7 +18,7 @@ from pathlib import Path
 from clinrl import paths
 from clinrl.artifacts import files_of, sha256_file
 from clinrl.config.params import load_params
-from clinrl.errors import ArtefactError, DataError, exit_code_of
+from clinrl.errors import ArtefactError, DataError, with_exit_code
 from clinrl.models import opening
 from clinrl.pipeline.verify import git, output_of
 from clinrl.provenance import lock
@@ -73,19 +73,16 @@ def _extract(names: Iterable[str], folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
+@with_exit_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Build the wheel and print its SHA-256 and its path."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.pipeline.wheel", description=__doc__)
     parser.add_argument("names", nargs="+", metavar="VERSION", help="what is shipped, one version a task")
     parser.add_argument("--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
     arguments = parser.parse_args(argv)
-
-    def run() -> int:
-        wheel = build(arguments.names, arguments.out)
-        print(f"{sha256_file(wheel)}  {wheel}")
-        return 0
-
-    return exit_code_of(run)
+    wheel = build(arguments.names, arguments.out)
+    print(f"{sha256_file(wheel)}  {wheel}")
+    return 0
 
 
 if __name__ == "__main__":

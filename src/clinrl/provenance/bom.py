@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clinrl import __version__, paths
 from clinrl.artifacts import read_manifest, verified, write_text
 from clinrl.config.params import Params, load_params
-from clinrl.errors import ArtefactError, exit_code_of
+from clinrl.errors import ArtefactError, with_exit_code
 from clinrl.provenance import lock, pins
 
 if TYPE_CHECKING:
@@ -109,14 +109,11 @@ def text(bill: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+@with_exit_code
 def main() -> int:
     """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered."""
-
-    def write() -> int:
-        write_text(Path(FILE), text(release(load_params())))
-        return 0
-
-    return exit_code_of(write)
+    write_text(Path(FILE), text(release(load_params())))
+    return 0
 
 
 def _bill(

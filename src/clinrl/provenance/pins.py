@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clinrl.artifacts import sha256_file, write_text
-from clinrl.errors import DataError, exit_code_of
+from clinrl.errors import DataError, with_exit_code
 
 MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
 DEFAULT = (MAIN, TORCH, CPU)
@@ -154,28 +154,25 @@ def _file(pin: Pin) -> str:
     return TORCH if OF_TORCH.match(pin.name) else MAIN
 
 
+@with_exit_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.provenance.pins", description=__doc__, allow_abbrev=False)
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     parser.add_argument("--wheels", nargs="*", type=Path, default=folders, metavar="FOLDER", help="of local wheels")
     arguments, words = parser.parse_known_args(argv)
-
-    def renew() -> int:
-        former, beside = load(), load(names=[VLLM])
-        resolved = read(_resolve(EXTRAS[MAIN], former, words), *RESOLVED)
-        pins = merge_pins(resolved, former, _built(map(Path, arguments.wheels)))
-        # The libraries of .venv go first, so that both environments have the same where they can.
-        known = [*(pin for pin in pins if "+" not in pin.version), *beside]
-        others = merge_pins(read(_resolve(EXTRAS[VLLM], known, words), *RESOLVED), known[::-1], {})
-        written = {name: [pin for pin in pins if _file(pin) == name] for name in DEFAULT} | {VLLM: others}
-        for name, header in HEADERS.items():
-            write_text(ROOT / name, header + "\n" + "".join(map(str, written[name])))
-        if unknown := [pin.name for pin in pins if pin.licence == UNKNOWN]:
-            print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
-        return 0
-
-    return exit_code_of(renew)
+    former, beside = load(), load(names=[VLLM])
+    resolved = read(_resolve(EXTRAS[MAIN], former, words), *RESOLVED)
+    pins = merge_pins(resolved, former, _built(map(Path, arguments.wheels)))
+    # The libraries of .venv go first, so that both environments have the same where they can.
+    known = [*(pin for pin in pins if "+" not in pin.version), *beside]
+    others = merge_pins(read(_resolve(EXTRAS[VLLM], known, words), *RESOLVED), known[::-1], {})
+    written = {name: [pin for pin in pins if _file(pin) == name] for name in DEFAULT} | {VLLM: others}
+    for name, header in HEADERS.items():
+        write_text(ROOT / name, header + "\n" + "".join(map(str, written[name])))
+    if unknown := [pin.name for pin in pins if pin.licence == UNKNOWN]:
+        print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
+    return 0
 
 
 def _resolve(extras: Iterable[str], known: Iterable[Pin], words: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clinrl.errors import Refused, exit_code_of
+from clinrl.errors import Refused, with_exit_code
 from clinrl.runtime import determinism, starter
 
 T = TypeVar("T")
@@ -220,32 +220,29 @@ def ask(words: Sequence[str]) -> int | None:
         return int(code) if code else 128 + signal.SIGKILL
 
 
+@with_exit_code
 def main(command: Sequence[str]) -> int:
     """Run a command with a server for the stages below it; its exit code, 128 and the number if a signal ended it.
 
     Elsewhere than on Linux there is no server: the libraries of macOS do not survive a fork.
     """
-
-    def run() -> int:
-        determinism.pin()  # some of it is read when a process starts: the server is one
-        # An interrupt is the command's, which has it from the terminal; what it started takes time to end.
-        signal.signal(signal.SIGINT, lambda *_: None)
-        with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
-            address = str(Path(folder) / "stages")
-            serving = [sys.executable, "-m", "clinrl.runtime.forkserver", "--serve", address]
-            server = subprocess.Popen(serving, stdin=subprocess.PIPE) if sys.platform == "linux" else None
-            try:
-                running = subprocess.Popen(command, env=os.environ | {SERVER: address})
-                for number in (signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(number, lambda number, _frame: running.send_signal(number))
-                code = running.wait()
-                return code if code >= 0 else 128 - code
-            finally:
-                if server is not None:
-                    server.kill()
-                    server.communicate()
-
-    return exit_code_of(run)
+    determinism.pin()  # some of it is read when a process starts: the server is one
+    # An interrupt is the command's, which has it from the terminal; what it started takes time to end.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
+        address = str(Path(folder) / "stages")
+        serving = [sys.executable, "-m", "clinrl.runtime.forkserver", "--serve", address]
+        server = subprocess.Popen(serving, stdin=subprocess.PIPE) if sys.platform == "linux" else None
+        try:
+            running = subprocess.Popen(command, env=os.environ | {SERVER: address})
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, lambda number, _frame: running.send_signal(number))
+            code = running.wait()
+            return code if code >= 0 else 128 - code
+        finally:
+            if server is not None:
+                server.kill()
+                server.communicate()
 
 
 def serve(address: str) -> None:
