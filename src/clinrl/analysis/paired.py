@@ -34,6 +34,10 @@ class Answers:
     """Who wrote them; empty at the embedded scale, and where there are none yet."""
 
 
+ByMode = Mapping[str, Answers]
+"""The answers of one model to one exam, by mode."""
+
+
 def compare(a: Answers, b: Answers, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
     """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two took different exams."""
     comparable(a, b)

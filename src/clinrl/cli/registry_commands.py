@@ -49,23 +49,20 @@ def decide(params: Params, name: str, *, as_json: bool = False) -> int:
     The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
     """
     decision = decisions.decide(params, name)
-    body = decision.model_dump(mode="json")
-    if as_json:
-        print(json.dumps(body | {"digest": decision.digest}, indent=2, ensure_ascii=False))
-    else:
-        rows = [
-            {
-                **finding.model_dump(include={"metric", "mode", "limit"}),
-                "observed": "not measured" if finding.observed is None else f"{finding.observed:.6g}",
-                "verdict": "passed" if finding.passed else "refused",
-            }
-            for finding in decision.findings
-        ]
-        show(FINDINGS, rows, as_json=False)
-        if sys.stdout.isatty():  # scripts get one table; the form is in the JSON
-            print()
-            answered = numbers.form(decision.rows)
-            show(tuple(answered[0]), answered, as_json=False)
+    rows = [
+        {
+            **finding.model_dump(include={"metric", "mode", "limit"}),
+            "observed": "not measured" if finding.observed is None else f"{finding.observed:.6g}",
+            "verdict": "passed" if finding.passed else "refused",
+        }
+        for finding in decision.findings
+    ]
+    content = decision.model_dump(mode="json") | {"digest": decision.digest}
+    show(FINDINGS, rows, as_json=as_json, content=content)
+    if sys.stdout.isatty() and not as_json:  # scripts get one table; the form is in the JSON
+        print()
+        answered = numbers.form(decision.rows)
+        show(tuple(answered[0]), answered, as_json=False)
     for reason in decision.reasons:
         print(f"clinrl: {reason}", file=sys.stderr)
     if decision.budget:
@@ -166,22 +163,19 @@ def draft(
     """
     waiting = None if called or lever else drafts.find_untrained(params, name, parent)
     made = waiting or drafts.stage(params, name, parent=parent, name=called, lever=lever)
-    if as_json:
-        print(json.dumps(made.model_dump(mode="json"), indent=2, ensure_ascii=False))
-    else:
-        rows: list[dict[str, Any]] = [
-            {
-                "version": made.name,
-                "parent": made.parent,
-                "lever": made.lever,
-                "rule": target.rule,
-                "cases": target.n,
-                "worth": f"{target.worth:.2f}",
-                "mean cost": numbers.decimal(target.cost),
-            }
-            for target in made.targets
-        ]
-        show(DRAFT, rows, as_json=False)
+    rows: list[dict[str, Any]] = [
+        {
+            "version": made.name,
+            "parent": made.parent,
+            "lever": made.lever,
+            "rule": target.rule,
+            "cases": target.n,
+            "worth": f"{target.worth:.2f}",
+            "mean cost": numbers.decimal(target.cost),
+        }
+        for target in made.targets
+    ]
+    show(DRAFT, rows, as_json=as_json, content=made.model_dump(mode="json"))
     print(
         f"clinrl: {made.name} is in params/drafts.yaml, to be read and changed; `clinrl plan {made.name}` says what it "
         f"would train, `dvc repro evaluate@{made.name}` trains and examines it",

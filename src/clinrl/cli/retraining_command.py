@@ -54,15 +54,12 @@ def stage(
         write_json(paths.retraining_report(), report(params, name, given))
         write_retraining(paths.retraining_report())
     rows = simulate(given, params.plans[name])
-    if as_json:
-        show(COLUMNS, [row.model_dump(mode="json") for row in rows], as_json=True)
-        return
     shares = [{kind: percent(getattr(row, kind)) for kind in COLUMNS[2:5]} for row in rows]
     texts = [
         {"drafts": row.scenario, "rule": row.rule, "looks": row.looks, **of}
         for row, of in zip(rows, shares, strict=True)
     ]
-    show(COLUMNS, texts, as_json=False)
+    show(COLUMNS, texts, as_json=as_json, content=[row.model_dump(mode="json") for row in rows])
 
 
 def _cases(params: Params, data: str | None, what: str, option: str) -> int:

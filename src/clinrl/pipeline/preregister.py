@@ -3,7 +3,6 @@
 The file holds no time. It is committed, and git's history says whether it came before the reports.
 """
 
-import json
 import sys
 
 from clinrl import paths
@@ -38,22 +37,19 @@ def stage(params: Params, name: str, *, retrospective: bool = False, as_json: bo
         made = plan(params, name, run, retrospective=retrospective, discordant=discordant_shares(params, name))
         made = made.model_copy(update={"forecasts": forecasts(made)})
         write_json(path, made.model_dump(mode="json"))
-    if as_json:
-        print(json.dumps(made.model_dump(mode="json"), indent=2, ensure_ascii=False))
-    else:
-        rows = [
-            {
-                "mode": mode,
-                "cases": made.n,
-                "seeds": " and ".join(str(len(versions)) for versions in made.versions.values()),
-                "effect": f"{primary.effect:g}",
-                "discordant": f"{made.discordant[mode]:.1%}",
-                "power": f"{found.power:.0%}",
-                "detectable": "none" if found.detectable is None else f"{100 * found.detectable:.1f}",
-            }
-            for mode, found in made.forecasts.items()
-        ]
-        show(COLUMNS, rows, as_json=False)
+    rows = [
+        {
+            "mode": mode,
+            "cases": made.n,
+            "seeds": " and ".join(str(len(versions)) for versions in made.versions.values()),
+            "effect": f"{primary.effect:g}",
+            "discordant": f"{made.discordant[mode]:.1%}",
+            "power": f"{found.power:.0%}",
+            "detectable": "none" if found.detectable is None else f"{100 * found.detectable:.1f}",
+        }
+        for mode, found in made.forecasts.items()
+    ]
+    show(COLUMNS, rows, as_json=as_json, content=made.model_dump(mode="json"))
     print(f"clinrl: commit {path} before the runs: git's history is what says when it was written", file=sys.stderr)
 
 

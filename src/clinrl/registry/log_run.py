@@ -31,21 +31,8 @@ from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
 from clinrl.runtime.forkserver import aside
 from clinrl.signing.keys import Key, Signer, signer, trusted_keys
-from clinrl.tracking.mlflow_store import (
-    NOTE,
-    SHOWN,
-    Point,
-    beside,
-    details_of,
-    exam_metrics,
-    file_of,
-    flat,
-    known_points,
-    log_params,
-    log_points,
-    points,
-    stands_in,
-)
+from clinrl.tracking import mlflow_store
+from clinrl.tracking.mlflow_store import NOTE, Point, log_points, stands_in
 from clinrl.types import Estimate, Manifest
 
 if TYPE_CHECKING:
@@ -122,13 +109,13 @@ class Recorded:
     @property
     def metrics(self) -> dict[str, float]:
         """Every number of the exam, by the name that it has in MLflow."""
-        return exam_metrics(self.reports.values(), self.agreement)
+        return mlflow_store.exam_metrics(self.reports.values(), self.agreement)
 
     @property
     def headline(self) -> frozenset[str]:
         """The metrics that its run shows first: reward and the task's rows, in each mode."""
         named = ("reward", *self.model.task.reporting.row_metrics)
-        return SHOWN | {f"{mode}/{name}" for mode in self.reports for name in named}
+        return mlflow_store.SHOWN | {f"{mode}/{name}" for mode in self.reports for name in named}
 
 
 def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda: None) -> Recorded:
@@ -232,9 +219,9 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
     The headline is in the run itself, all other metrics are in the one below: its pages show every metric of a run.
     """
-    log_params(client, run, made.manifest.spec)
+    mlflow_store.log_params(client, run, made.manifest.spec)
     log = made.model.folder / HISTORY
-    history = points(read_history(log)) if log.exists() else []
+    history = mlflow_store.points(read_history(log)) if log.exists() else []
     exam = [(name, 0, value) for name, value in made.metrics.items()]
     about = made.why
     for is_own in (True, False):
@@ -243,7 +230,7 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         ]
         if not any(mine):
             continue
-        place = run if is_own else details_of(client, run)
+        place = run if is_own else mlflow_store.details_of(client, run)
         _log_metrics(client, place, *mine)
         if not is_own:
             about = f"{made.why}\n\n{BELOW}".strip()
@@ -260,7 +247,7 @@ def _log_metrics(client: "MlflowClient", run: "Run", exam: Sequence[Point], hist
     # What comes first is dated like the run itself, so that two machines at once add it once.
     log_points(client, run_id, [point for point in exam if point[0] not in held], at=lambda _: began)
     log_points(client, run_id, [(name, 0, value) for name, _, value in exam if held.get(name, value) != value])
-    known = known_points(client, run, {name for name, _, _ in history})
+    known = mlflow_store.known_points(client, run, {name for name, _, _ in history})
     missing = [point for point in history if point[:2] not in known]
     log_points(client, run_id, missing, at=_dates(missing, known, began).__getitem__)
 
@@ -316,8 +303,8 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         # The pages of an import hold no values, but they are about rows of somebody's records and stay here.
         **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets if not is_import(paths.cases(data))},
     }
-    if file_of(client.tracking_uri) is not None:
-        beside(client.tracking_uri, run.info.artifact_uri)
+    if mlflow_store.file_of(client.tracking_uri) is not None:
+        mlflow_store.beside(client.tracking_uri, run.info.artifact_uri)
     sent = json.loads(run.data.tags.get(SENT, "{}"))
     current = dict(sent)
     for group, sources in groups.items():
@@ -374,7 +361,9 @@ def _log_model(client: "MlflowClient", run: "Run", model: "LoggedModel", made: R
     """Log what a model lacks of recipe and headline, by which MLflow's pages compare models."""
     from mlflow.entities import Metric
 
-    if params := {name: value for name, value in flat(made.manifest.spec).items() if name not in model.params}:
+    if params := {
+        name: value for name, value in mlflow_store.flat(made.manifest.spec).items() if name not in model.params
+    }:
         client.log_model_params(model.model_id, params)
     held = {metric.key: metric.value for metric in sorted(model.metrics or (), key=lambda metric: metric.timestamp)}
     at = int(time.time() * 1000) if held else int(run.info.start_time)

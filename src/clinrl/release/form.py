@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from clinrl.analysis.exam import estimates
-from clinrl.analysis.paired import Answers
+from clinrl.analysis.paired import Answers, ByMode
 from clinrl.intervals import LEVEL, mean, no_better, paired, rate
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
@@ -50,10 +50,7 @@ class FormRow(Strict):
 
 
 def form(
-    task: Task,
-    candidate: Mapping[str, Answers],
-    rivals: Mapping[str, Mapping[str, Answers]],
-    policies: Mapping[str, Mapping[str, Answers]],
+    task: Task, candidate: ByMode, rivals: Mapping[str, ByMode], policies: Mapping[str, ByMode]
 ) -> Iterator[FormRow]:
     """The rows of the form: the candidate, its rivals and every simple policy, mode by mode."""
     for mode, mine in candidate.items():
@@ -98,7 +95,7 @@ def paired_change(
     return mean([float(x) - float(y) for x, y in zip(a, b, strict=True)], clusters, level)
 
 
-def gain(kind: Share, mine: Mapping[str, Answers], theirs: Mapping[str, Answers]) -> tuple[Estimate, float] | None:
+def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | None:
     """Mine minus theirs in a share, averaged over modes, and the one-sided p of mine being no better.
 
     Answers are by mode; cases are those for which the share is defined in every mode. p is of the exact paired

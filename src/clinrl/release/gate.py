@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.paired import Answers, between_modes, comparable
+from clinrl.analysis.paired import ByMode, between_modes, comparable
 from clinrl.artifacts import digest as digest_of
 from clinrl.config.base import Scale, unless
 from clinrl.config.change_plan import Protocol
@@ -67,8 +67,8 @@ def decide(
     task: Task,
     gate: Gate,
     scale: Scale,
-    candidate: Mapping[str, Answers],
-    rivals: Mapping[str, Mapping[str, Answers]],
+    candidate: ByMode,
+    rivals: Mapping[str, ByMode],
     simple: Mapping[str, Sequence[Any]],
     *,
     model: str,
@@ -135,7 +135,7 @@ def decide(
     )
 
 
-def _check_comparable(candidate: Mapping[str, Answers], rival: Mapping[str, Answers]) -> None:
+def _check_comparable(candidate: ByMode, rival: ByMode) -> None:
     if candidate.keys() != rival.keys():
         name = next((theirs.name for theirs in rival.values()), "the other")
         raise ArtefactError(
@@ -153,7 +153,7 @@ def _at_least(what: str, least: int, count: int, sentence: str) -> Finding:
     )  # fmt: skip
 
 
-def _floors(task: Task, candidate: Mapping[str, Answers], policy: Mapping[str, Answers]) -> Iterator[Finding]:
+def _floors(task: Task, candidate: ByMode, policy: ByMode) -> Iterator[Finding]:
     """What a candidate must show against one simple policy, in each mode, whatever params.yaml says."""
     safety = task.safety.metric
     for mode, mine in candidate.items():
@@ -180,12 +180,7 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
 
 
 def _findings(
-    task: Task,
-    metric: str,
-    limit: Limit,
-    scale: Scale,
-    candidate: Mapping[str, Answers],
-    rivals: Mapping[str, Mapping[str, Answers]],
+    task: Task, metric: str, limit: Limit, scale: Scale, candidate: ByMode, rivals: Mapping[str, ByMode]
 ) -> Iterator[Finding]:
     """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
     yield from bounds(metric, limit, scale, _values(task, metric, candidate))
@@ -205,7 +200,7 @@ def bounds(metric: str, limit: Limit, scale: Scale, values: Mapping[str, Estimat
             yield _bound(metric, mode, value, "min", limit.min[scale])
 
 
-def _values(task: Task, metric: str, answers: Mapping[str, Answers]) -> dict[str, Estimate | None]:
+def _values(task: Task, metric: str, answers: ByMode) -> dict[str, Estimate | None]:
     """A metric by mode, or once for all modes if it is about their agreement."""
     if metric == "mode_agreement":
         golds = next(iter(answers.values())).golds
@@ -214,9 +209,7 @@ def _values(task: Task, metric: str, answers: Mapping[str, Answers]) -> dict[str
     return {mode: value_of(task, metric, given) for mode, given in answers.items()}
 
 
-def _changes(
-    task: Task, metric: str, candidate: Mapping[str, Answers], rival: Mapping[str, Answers]
-) -> dict[str, Estimate | None]:
+def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[str, Estimate | None]:
     """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
     kind = task.metrics.get(metric)
     if isinstance(kind, Share) or metric == "no_parse":

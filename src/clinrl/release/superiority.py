@@ -1,8 +1,8 @@
 """The test that a change plan asks for: whether a candidate is better than the champion, at the level of a look."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from clinrl.analysis.paired import Answers
+from clinrl.analysis.paired import ByMode
 from clinrl.config.change_plan import Protocol
 from clinrl.release.budget import Look
 from clinrl.release.form import BOTH_MODES, Finding, gain, paired_change
@@ -15,9 +15,7 @@ CHAMPION = "the champion"
 """What sentences call the rival whose place a candidate would take."""
 
 
-def compare(
-    task: Task, protocol: Protocol, look: Look, candidate: Mapping[str, Answers], champion: Mapping[str, Answers]
-) -> Iterator[Finding]:
+def compare(task: Task, protocol: Protocol, look: Look, candidate: ByMode, champion: ByMode) -> Iterator[Finding]:
     """Whether a candidate is better than the champion on average over modes, and in none worse by a margin."""
     level, metric = look.level, protocol.superior
     share = task.metrics[metric]

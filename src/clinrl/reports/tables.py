@@ -17,14 +17,19 @@ LAST = 24
 
 
 def show(
-    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, as_json: bool, narrow: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    as_json: bool,
+    narrow: Sequence[str] = (),
+    content: Any = None,
 ) -> None:
     """Print rows, each a mapping of the columns. JSON keeps all keys of a row; the others show the columns only.
 
-    `narrow` are the columns for a terminal on which the others would not fit.
+    `narrow` are the columns for a terminal on which the others would not fit. JSON is `content`, if that is given.
     """
     if as_json:
-        print(json.dumps(list(rows), indent=2, ensure_ascii=False))
+        print(json.dumps(list(rows) if content is None else content, indent=2, ensure_ascii=False))
         return
     if not sys.stdout.isatty():
         for line in (columns, *([_cell(row[column]) for column in columns] for row in rows)):
