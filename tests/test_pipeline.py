@@ -289,8 +289,8 @@ def few() -> dict[str, Any]:
         content[section] = {name: content[section][name] for name in names}
     for section in ("merges", "protocols", "gates", "schedules", "watches", "plans"):
         del content[section]
-    recipes = content["bases"]["esi"]["full"]["recipes"]
-    content["bases"]["esi"]["full"]["recipes"] = {name: recipes[name] for name in content["profiles"] if name in recipes}
+    full = content["bases"]["esi"]["full"]
+    full["recipes"] = {name: held for name, held in full["recipes"].items() if name in content["profiles"]}
     return content
 
 
