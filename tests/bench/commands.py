@@ -18,17 +18,19 @@ def seconds(*command: str) -> float:
     taken = []
     for _ in range(TIMES + 1):
         started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
         taken.append(time.perf_counter() - started)
     return round(statistics.median(taken[1:]), 3)
 
 
 def main() -> None:
     """Print the rows."""
-    rows = [(f"clinrl {word}", seconds("clinrl", word), "s", "") for word in ("--help", "plan")]
+    rows = [(f"clinrl {word}", seconds("-m", "clinrl", word), "s", "") for word in ("--help", "plan")]
+    training = seconds("-c", "import clinrl.training.worker, clinrl.training.trl")
+    rows.append(("imports of a training", training, "s", "a stage in a fork has them already"))
     dry = subprocess.run([sys.executable, "-m", *REPRO, "--dry"], capture_output=True, text=True)
     if dry.returncode == 0 and "Running stage" not in dry.stdout:  # otherwise it would train
-        rows.append(("dvc repro, nothing to do", seconds(*REPRO), "s", "the chain of esi-v49"))
+        rows.append(("dvc repro, nothing to do", seconds("-m", *REPRO), "s", "the chain of esi-v49"))
     print(json.dumps(rows))
 
 

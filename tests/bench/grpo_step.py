@@ -18,6 +18,9 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import threads
 from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.config.files import merge_files, read_files
@@ -221,13 +224,16 @@ def measured(folder: Path, steps: int, rounds: int) -> list[tuple[Any, ...]]:
             environment = shell if name == BARE else dict(os.environ)
             taken[name].append(step_seconds(commands[name], folder, environment))
     history = {name: alerts.read(folder / paths.adapter(name) / HISTORY) for name in (STOCK, SHARED)}
+    record = json.loads((folder / paths.adapter(SHARED) / LOSS_PATH).read_text(encoding="utf-8"))
+    shutil.rmtree(folder / paths.adapter(SHARED))
+    with threads.busy(determinism.processors()):
+        crowded = step_seconds(commands[SHARED], folder, dict(os.environ))
     tokens = {name: lines[-1]["num_tokens"] for name, lines in history.items()}
     if (
         tokens[STOCK] != float((folder / "bare-tokens").read_text())
         or abs(tokens[SHARED] / tokens[STOCK] - 1) > LENGTHS
     ):
         raise RuntimeError(f"the commands sampled different completions ({tokens}), so their times do not compare")
-    record = json.loads((folder / paths.adapter(SHARED) / LOSS_PATH).read_text(encoding="utf-8"))
     with chdir(folder):
         least, dead = limit(history[STOCK])
     stock, shared, bare_trl = (sum(taken[name]) / rounds for name in (STOCK, SHARED, BARE))
@@ -241,6 +247,8 @@ def measured(folder: Path, steps: int, rounds: int) -> list[tuple[Any, ...]]:
         ("GRPO step, shared paths against TRL's, both in clinrl train", round(shared / stock, 3), "ratio",
          "the same process settings"),
         ("GRPO step, clinrl train, shared paths", round(shared, 3), "s", note),
+        ("GRPO step, shared paths, beside one busy process per processor against alone", round(crowded / shared, 2),
+         "ratio", "whole steps of clinrl train"),
         ("GRPO step, clinrl train", round(stock, 3), "s", f"{stock / bare_trl:.3f} of bare TRL, checkpoints and all"),
         ("GRPO step, bare TRL", round(bare_trl, 3), "s", note),
         ("GRPO step, arithmetic limit", round(least, 3), "s",

@@ -1,6 +1,7 @@
 """Every measurement of this folder, each in a process of its own, as a table and as rows of data/reports/bench.json.
 
-bench_history.jsonl beside it keeps the records of before; the table shows the value of the last one.
+bench_history.jsonl beside it keeps the records of before; the table shows the value of the last one, if a processor of
+the same name gave it.
 
 A measurement is a script that prints one JSON list of rows: what, value, unit, and a note. Run it on an idle machine:
 the load at its start is part of the record. `python tests/bench/run.py fold.py` repeats one of them.
@@ -62,7 +63,9 @@ def main(names: list[str]) -> int:
         file, *words = script.split()
         command = [sys.executable, str(HERE / file), *words]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-        before = {row["what"]: row["value"] for row in kept.get(script, {}).get("rows", ())}
+        last = kept.get(script, {"machine": {}, "rows": ()})
+        is_same = last["machine"].get("processor") == found["processor"]  # else it tells of machines
+        before = {row["what"]: row["value"] for row in last["rows"] if is_same}
         printed = json.loads(done.stdout.splitlines()[-1])
         kept[script] = {"machine": found, "rows": [dict(zip(ROW, row, strict=True)) for row in printed]}
         write_json(REPORT, {name: kept[name] for name in SCRIPTS + BY_NAME if name in kept})

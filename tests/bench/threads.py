@@ -1,5 +1,5 @@
-"""A training step on a machine that others use: beside one busy process per processor, with OpenMP's own waiting, and
-beside another training.
+"""Loss and gradient of a training step on a machine that others use: beside one busy process per processor, with
+OpenMP's own waiting, and beside another training.
 
 The step is forward and backward of the GRPO loss on the committed base, with the threads of a training. Each way is a
 process of its own, since OpenMP reads its settings when torch is imported; ways take turns.
@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +52,16 @@ def taken(way: str, count: int) -> float:
     return sum(found) / len(found)
 
 
-def beside(processes: int, way: str, count: int) -> float:
-    """The same beside so many busy processes."""
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many busy processes beside the block."""
     command = [sys.executable, "-c", BUSY]
     others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     try:
         for other in others:
             assert other.stdout is not None
             other.stdout.readline()
-        return taken(way, count)
+        yield
     finally:
         for other in others:
             other.kill()
@@ -71,18 +74,24 @@ def in_pairs(way: str, count: int) -> float:
         return sum(pool.map(lambda _: taken(way, count), range(2))) / 2
 
 
-def rows(alone: dict[str, float], busy: dict[str, float], paired: dict[str, float]) -> list[tuple[Any, ...]]:
+def rows(alone: dict[str, float], crowded: dict[str, float], paired: dict[str, float]) -> list[tuple[Any, ...]]:
     """The rows of the report."""
-    per_core = "step beside one busy process per processor against alone"
-    slower = {way: round(busy[way] / alone[way], 2) for way in (OURS, OPENMP)}
+    what = "loss and gradient alone"
+    per_core = "loss and gradient beside one busy process per processor against alone"
+    slower = {way: round(crowded[way] / alone[way], 2) for way in (OURS, OPENMP)}
     note = f"means of {ROUNDS} x {STEPS} steps, by turns"
     return [
-        ("step alone", round(alone[OURS], 3), "s", "GRPO loss and gradient of 32 rows"),
-        ("step alone against OpenMP's default waiting", round(alone[OURS] / alone[OPENMP], 3), "ratio", note),
+        (what, round(alone[OURS], 3), "s", "GRPO, by TRL, of 32 rows"),
+        (
+            "loss and gradient alone against OpenMP's default waiting",
+            round(alone[OURS] / alone[OPENMP], 3),
+            "ratio",
+            note,
+        ),
         (per_core, slower[OURS], "ratio", "bounded spinning"),
         (f"{per_core}, OpenMP's default waiting", slower[OPENMP], "ratio", "what the bound is for"),
         (
-            "step of two trainings side by side, threads that sleep against spinning ones",
+            "loss and gradient of two trainings side by side, threads that sleep against spinning ones",
             round(paired[ASLEEP] / paired[OURS], 2),
             "ratio",
             "two threads each",
@@ -92,15 +101,15 @@ def rows(alone: dict[str, float], busy: dict[str, float], paired: dict[str, floa
 
 def measured(rounds: int, count: int) -> list[tuple[Any, ...]]:
     """The rows of so many rounds of so many steps."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    alone, busy, paired = [dict.fromkeys(ways, 0.0) for ways in ((OURS, OPENMP), (OURS, OPENMP), (OURS, ASLEEP))]
+    alone, crowded, paired = [dict.fromkeys(ways, 0.0) for ways in ((OURS, OPENMP), (OURS, OPENMP), (OURS, ASLEEP))]
     for _ in range(rounds):
-        for where, others in ((alone, 0), (busy, cores)):
-            for way in where:
-                where[way] += beside(others, way, count) / rounds
+        for where, others in ((alone, 0), (crowded, determinism.processors())):
+            with busy(others):
+                for way in where:
+                    where[way] += taken(way, count) / rounds
         for way in paired:
             paired[way] += in_pairs(way, count) / rounds
-    return rows(alone, busy, paired)
+    return rows(alone, crowded, paired)
 
 
 if __name__ == "__main__":
