@@ -7,7 +7,8 @@
 #
 # The registry is the SQLite file of mlruns/, unless the variables of MLflow's own server name another:
 # MLFLOW_BACKEND_STORE_URI (postgresql:// needs pg_dump and pg_restore; leave the password to PGPASSWORD) and
-# MLFLOW_ARTIFACTS_DESTINATION (s3:// needs aws). DVC's files are those of the default remote, or without one of the cache.
+# MLFLOW_ARTIFACTS_DESTINATION (s3:// needs aws). DVC's files are those of the default remote, or without one of the cache. What DVC
+# never pushes, as imported cases, is copied from the cache.
 # A restore overwrites nothing but objects of DVC's cache, which are named by what they hold, and says whose keys it brings. Without --with-private-key the signing key stays where it is: whoever has it can sign.
 set -euo pipefail
 export LC_ALL=C
@@ -15,7 +16,7 @@ umask 077
 
 fail() { echo "clinrl: $*" >&2; exit 1; }
 
-[[ $# -ge 2 && $1 =~ ^(make|restore)$ ]] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[[ $# -ge 2 && $1 =~ ^(make|restore)$ ]] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 verb=$1 folder=$2 store=${MLFLOW_BACKEND_STORE_URI:-sqlite:///mlruns/mlflow.db}
 artifacts=${MLFLOW_ARTIFACTS_DESTINATION:-mlruns/artifacts}
 [[ ! $store =~ ://[^/@]*:[^/@]*@ ]] || fail 'MLFLOW_BACKEND_STORE_URI holds a password, which `ps` would show; use PGPASSWORD'
@@ -27,13 +28,38 @@ case "${3-}" in
     *) fail "$3 is no option; there is --with-private-key" ;;
 esac
 
-# Where DVC's files are: an address of the default remote, or the folder of the cache.
+# Where DVC's files are: an address of the default remote, or the folder of the cache; and that folder.
 dvc_files() {
     python -c '
 from dvc.repo import Repo
 with Repo() as repo:
     name = repo.config["core"].get("remote")
-    print(repo.config["remote"][name]["url"] if name else repo.cache.local_cache_dir)'
+    print(repo.config["remote"][name]["url"] if name else repo.cache.local_cache_dir)
+    print(repo.cache.local_cache_dir)'
+}
+
+# Copies from the cache what `push: false` keeps from every remote. TO
+copy_unpushed() {
+    python -c '
+import shutil, sys
+from pathlib import Path
+from dvc.repo import Repo
+with Repo() as repo:
+    for out in repo.index.outs:
+        if out.can_push or not out.hash_info:
+            continue
+        top, found = out.hash_info.value, None
+        if out.cache.exists(top):
+            held = [top, *(one.value for *_, one in out.get_obj())] if out.hash_info.isdir else [top]
+            found = [Path(out.cache.oid_to_path(one)) for one in held]
+        if not found or not all(path.exists() for path in found):
+            says = "is not in the cache, so it is not in this backup; make one where it was imported"
+            print(f"clinrl: {out} {says}", file=sys.stderr)
+            continue
+        for path in found:
+            to = Path(sys.argv[1], path.relative_to(repo.cache.local_cache_dir))
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, to)' "$1"
 }
 
 # Copies a folder, or what begins with an address in a bucket. FROM TO
@@ -79,6 +105,7 @@ make_backup() {
     esac
     copy "$artifacts" "$folder/artifacts"
     copy "$files" "$folder/dvc"
+    [[ $files == "$cache" ]] || copy_unpushed "$folder/unpushed"
     for path in "${kept[@]}"; do
         [[ ! -e $path ]] || cp -aL --parents "$path" "$folder/checkout"
     done
@@ -123,6 +150,7 @@ restore_backup() {
     esac
     copy "$folder/artifacts" "$artifacts"
     copy "$folder/dvc" "$files"
+    copy "$folder/unpushed" "$cache"
     [[ $later || ! -e $saved ]] || { mkdir -p "${audit_log%/*}" && cp "$saved" "$audit_log"; }
     local path there=() own=
     [[ -e $keys/signing.pub || ! -e $folder/checkout/$keys/signing.pub ]] || own=1
@@ -139,11 +167,7 @@ restore_backup() {
     echo 'clinrl: restored; `python -m clinrl.runtime.dvc_command checkout` or `pull` brings the files, `clinrl lineage NAME` checks them' >&2
 }
 
-if [[ $verb == make ]]; then
-    files=$(dvc_files)
-    make_backup
-else
-    check
-    files=$(dvc_files)
-    restore_backup
-fi
+[[ $verb == make ]] || check
+places=$(dvc_files)
+files=${places%$'\n'*} cache=${places##*$'\n'}
+"${verb}_backup"

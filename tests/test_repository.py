@@ -108,6 +108,26 @@ def test_the_composed_servers_hold_no_secret_and_are_published_on_loopback_alone
         assert {*service.get("depends_on", ())} <= services.keys()
 
 
+def test_a_volume_of_the_image_s_is_owned_by_who_runs_there() -> None:
+    """Docker gives a new volume the owner of what the image has at its place, and without that it is root's."""
+    lines = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8").split("\nUSER clinrl\n")[1].splitlines()
+    made = {path for line in lines for words in re.findall(r"mkdir -p ((?:\S+ ?)+)", line) for path in words.split()}
+    services = read("deploy/compose.yaml")["services"].values()
+    mounted = {mount.split(":")[1] for one in services if one["image"] == "clinrl" for mount in one.get("volumes", ())}
+    assert mounted == {"/home/clinrl/.prefect", "/home/clinrl/clones"}
+    assert mounted <= made
+
+
+def test_a_server_that_is_started_by_hand_is_set_as_the_composed_one() -> None:
+    page = (ROOT / "docs/many-machines.md").read_text(encoding="utf-8")
+    composed = read("deploy/compose.yaml")["services"]["prefect"]["environment"]
+    given = dict(re.findall(r"(PREFECT_SERVER_\w+)=(\S+)", page))
+    assert given.keys() == {name for name in composed if name.startswith("PREFECT_SERVER_")}
+    for name in ("LEASE_STORAGE", "VACUUM_ENABLED", "ANALYTICS_ENABLED"):
+        (key,) = (one for one in composed if one.endswith(name))
+        assert given[key] == composed[key]
+
+
 @pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.stem)
 def test_a_form_asks_for_something(form: Path) -> None:
     content = read(str(form.relative_to(ROOT)))

@@ -1,6 +1,7 @@
 """A backup brings back what was lost, whole, and a damaged one nothing; it is made and restored by its script."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -8,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import champions
 import dolls
@@ -247,6 +250,45 @@ def test_misuse_prints_how_it_is_used(tmp_path: Path) -> None:
         assert (done.returncode, "deploy/backup.sh restore FOLDER" in done.stderr) == (2, True)
     assert script("make", str(tmp_path / "backup"), "--all").returncode == 1
     assert not (tmp_path / "backup").exists()
+
+
+def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imported cases: a restore brings them back, though no remote ever had them."""
+    from dvc.repo import Repo
+
+    project = tmp_path / "project"
+    (project / "mlruns/artifacts").mkdir(parents=True)
+    monkeypatch.chdir(project)
+    sqlite3.connect("mlruns/mlflow.db").close()
+    stages: dict[str, dict[str, Any]] = {
+        "import": {
+            "cmd": "mkdir -p ward && echo a > ward/cases && echo b > ward/manifest",
+            "outs": [{"ward": {"push": False}}],
+        },
+        "draw": {"cmd": "echo c > drawn", "outs": ["drawn"]},
+        "lose": {"cmd": "echo d > lost", "outs": [{"lost": {"push": False}}]},
+    }
+    Path("dvc.yaml").write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
+    Path("remote").mkdir()
+    with Repo.init(no_scm=True) as repo:
+        with repo.config.edit() as config:
+            config["core"] |= {"remote": "store", "analytics": False}
+            config["remote"]["store"] = {"url": str(project / "remote")}
+        repo.reproduce()
+        repo.push()
+    digest = hashlib.md5(b"d\n").hexdigest()
+    Path(".dvc/cache/files/md5", digest[:2], digest[2:]).unlink()
+    done = script("make", str(tmp_path / "backup"))
+    says = "clinrl: lost is not in the cache, so it is not in this backup; make one where it was imported\n"
+    assert (done.returncode, done.stderr) == (0, says)
+    for lost in ("mlruns", ".dvc/cache", "remote", "ward"):
+        shutil.rmtree(lost)
+    Path("drawn").unlink()
+    done = script("restore", str(tmp_path / "backup"))
+    assert done.returncode == 0, done.stderr
+    with Repo() as repo:
+        repo.pull(["import", "draw"])
+    assert [Path(name).read_text() for name in ("ward/cases", "ward/manifest", "drawn")] == ["a\n", "b\n", "c\n"]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 import clients
+from clinrl.config.params import load_params
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
@@ -137,6 +139,10 @@ def test_every_address_is_that_of_a_service_and_every_service_has_pods(objects: 
     for name, number in asked - {("127", "")}:
         assert int(number or 5432) == ports[name], name
     assert {name for name, _ in asked} >= {"database", "prefect", "mlflow"}
+    asks = {  # of each workload, the services that its containers ask
+        name: set(re.findall(r"(?:@|http://)(\w+)", json.dumps(pod))) & ports.keys()
+        for name, pod in pods(objects).items()
+    }
     for name, policy in of(objects, "NetworkPolicy").items():
         spec = policy["spec"]
         if name == "nobody":
@@ -148,7 +154,61 @@ def test_every_address_is_that_of_a_service_and_every_service_has_pods(objects: 
         named = {app for peer in rule["from"] for one in peer.get("podSelector", {}).get("matchExpressions", ())
                  for app in one["values"]}  # fmt: skip
         assert named <= {*workloads, "worker-gpu"}
+        assert {workload for workload, asked in asks.items() if name in asked} - {name} <= named, name
     assert of(objects, "NetworkPolicy").keys() == {"nobody", *services} - {"worker", "worker-gpu"}
+
+
+def pools(text: str) -> set[str]:
+    """The work pools whose worker a text starts."""
+    return set(re.findall(r"prefect worker start (?:--\S+ )*--pool (\S+)", text))
+
+
+def test_each_pool_has_a_worker_in_the_cluster_or_by_the_page_elsewhere() -> None:
+    written = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    there = {
+        pool for _, container in containers(read("base")) for pool in pools(" ".join(container.get("command", ())))
+    }
+    assert there == {"clinrl", "clinrl-serving"}
+    page = (ROOT / "docs/many-machines.md").read_text(encoding="utf-8")
+    named = {entry["work_pool"]["name"] for entry in written}
+    assert named == pools(page)
+    for pool in named - there:
+        assert f"`{pool}` run outside of the cluster" in page
+    assert {entry["name"] for entry in written if entry["work_pool"]["name"] == "clinrl"} == {"elsewhere"}
+
+
+def test_who_looks_at_the_counts_is_beside_what_serves_and_its_end_is_not_that_of_the_pod() -> None:
+    pod = pods(read("base"))["serve"]
+    serves, watches = pod["containers"]
+    assert pools(watches["command"][2]) == {"clinrl-serving"}
+    assert "--limit 1 " in watches["command"][2]
+    assert (watches["workingDir"], watches["volumeMounts"]) == (serves["workingDir"], serves["volumeMounts"])
+    assert "readinessProbe" not in watches
+    assert {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI"} <= variables(watches).keys()
+
+
+def test_the_exams_against_which_drift_is_seen_are_fetched() -> None:
+    follows = next(one for one in pods(read("base"))["serve"]["initContainers"] if one["name"] == "follow")
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"} <= variables(follows).keys()
+    (program,) = re.findall(r"python -c '(.+?)'", follows["command"][2], re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    params = load_params(ROOT / "params.yaml")
+    exams = {params.model(name).exam for name, version in params.versions.items() if version.task == "esi"}
+    exams &= {*params.datasets}  # what is imported has no remote
+    assert {*done.stdout.split()} == {f"dataset@{exam}" for exam in exams}
+
+
+@pytest.mark.parametrize("page", ["docs/many-machines.md", "docs/operations.md"])
+def test_what_a_page_deploys_is_in_prefect_yaml(page: str) -> None:
+    from prefect.cli.deploy._config import _filter_matching_deploy_config
+
+    written = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for command in re.findall(r"prefect .*\bdeploy (.+)", text):
+        for name in re.findall(r"--name (\S+)", command):
+            assert len(_filter_matching_deploy_config(name, written)) == 1, name
+    for name in re.findall(r"exec deployment/(\S+)|exec (?:-i )?(\w+)-0 ", text):
+        assert "".join(name) in pods(read("base"))
 
 
 def test_nobody_is_root_and_what_listens_is_looked_after(objects: list[Object]) -> None:

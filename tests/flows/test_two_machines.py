@@ -21,7 +21,7 @@ from processes import eventually
 
 ROOT = Path(__file__).parents[2]
 RUNS = 10
-MACHINE = 'mount --bind "$0" "$1" && cd "$1" && exec prefect worker start --pool clinrl --name "$2" --limit 10'
+MACHINE = 'mount --bind "$0" "$1" && cd "$1" && exec prefect worker start --pool clinrl-checkout --name "$2" --limit 10'
 """What is at the path of the checkout is this machine's own."""
 pytestmark = NEEDS
 
@@ -53,7 +53,7 @@ def machines(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         scripted.commit()
         run("git", "clone", "-q", "--bare", ".", str(tmp_path / "origin"))
         run("git", "remote", "add", "origin", str(tmp_path / "origin"))
-        run("prefect", "--no-prompt", "work-pool", "create", "clinrl", "--type", "process")
+        run("prefect", "--no-prompt", "work-pool", "create", "clinrl-checkout", "--type", "process")
         run("prefect", "--no-prompt", "deploy", "--name", "scheduled/esi")
         for disk in disks:
             shutil.copytree(project, disk, symlinks=True)
