@@ -11,8 +11,9 @@ import json
 import re
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal, Union, get_args, get_origin
 
 import timeline
@@ -25,6 +26,8 @@ from clinrl.analysis.compared import ALL, Compared, Section
 from clinrl.cli.commands import GROUPS
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
+from clinrl.data import dataset
+from clinrl.evaluation.record import Record
 from clinrl.reports import render, results
 from clinrl.tasks.base import get_task, task_names
 
@@ -307,16 +310,78 @@ def words(report: Compared) -> str:
     """What v49 reaches in mode think under each vocabulary, and the range of its seeds."""
     views = {view.view: view.metrics for view in report.sections[0].views if view.name == "v49"}
     shown = ("exact", report.columns[0])
-    lines = [[says, *(ranging(views[view][metric]) for metric in shown)] for view, says in WORDS.items()]
+    lines = [[says, *(ranging(views[view][metric].seeds) for metric in shown)] for view, says in WORDS.items()]
     return render.table(["words", *(f"{metric}, v49, think" for metric in shown)], lines)
 
 
-def ranging(figure: Any) -> str:
+def complaints(report: Compared) -> str:
+    """What the seeds of v49 reach on complaints that are in training data and on those that are in none, by mode."""
+    shown = ("exact", report.columns[0])
+    modes = [section.mode for section in report.sections if section.part == ALL]
+    found = {mode: [exam_of(version, mode) for version in seeds(report, "v49")] for mode in modes}
+    lines = []
+    for family in ("complaint in training", "complaint not in training"):
+        held = {mode: [one["slices"]["family"][family] for one in some] for mode, some in found.items()}
+        cells = [ranging([one[metric]["value"] for one in held[mode]]) for mode in modes for metric in shown]
+        lines.append([family.replace(" in training", " in training data"), held[modes[0]][0]["exact"]["n"], *cells])
+    return render.table(["complaints", "n", *(f"{metric}, {mode}" for mode in modes for metric in shown)], lines)
+
+
+def handbook(report: Compared) -> str:
+    """The registered measure of its two rows with and without the cases whose label stands in no handbook."""
+    task, params = get_task(report.task), load_params(ROOT / "params.yaml")
+    cases = list(dataset.draw(params.datasets[report.exam]))
+    harm, plan, kinds = task.metrics[report.columns[0]], report.primary.registration, [labelled(case) for case in cases]
+    pair, modes = (plan.second, plan.first), [section.mode for section in report.sections if section.part == ALL]
+    groups = {"all": set(kinds), "all but these": {""}} | {kind: {kind} for kind in sorted({*kinds} - {""})}
+    lines = []
+    for says, group in groups.items():
+        of = [place for place, kind in enumerate(kinds) if kind in group]
+        cells = [
+            ranging([
+                mean(harm.of(task.label(cases[place]), answers[place]) for place in of)
+                for answers in (answered(report.task, version, mode) for version in seeds(report, row))
+            ])
+            for mode in modes for row in pair
+        ]  # fmt: skip
+        lines.append([says, len(of), *cells])
+    return render.table(["cases", "n", *(f"{row}, {mode}" for mode in modes for row in pair)], lines)
+
+
+def labelled(case: Any) -> str:
+    """What labels a case of triage by a rule of the published series alone; empty where a rule of the handbook does."""
+    findings = case.key.presentation.findings
+    if case.key.rule == "done_intervention" and "intubated" not in findings:
+        return "chest tube or central line"
+    return "open fracture" if case.key.rule == "open_injury" and "penetrating" not in findings else ""
+
+
+def seeds(report: Compared, name: str) -> tuple[str, ...]:
+    """The versions of a row."""
+    return next(row.versions for row in report.sections[0].rows if row.name == name)
+
+
+def exam_of(version: str, mode: str) -> dict[str, Any]:
+    """The committed report on an exam."""
+    found: dict[str, Any] = json.loads((ROOT / f"data/reports/{version}/{mode}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def answered(task: str, version: str, mode: str) -> tuple[Any, ...]:
+    """The committed answers to an exam, in its order."""
+    record = (ROOT / f"data/reports/exams/{task}/{version}.json").read_text(encoding="utf-8")
+    return Record.model_validate_json(record).given[mode].answers
+
+
+def ranging(of_seeds: Sequence[float]) -> str:
     """A mean over seeds, and the least and the greatest of them."""
-    return f"{100 * figure.value:.1f}%, {100 * min(figure.seeds):.1f} to {100 * max(figure.seeds):.1f}"
+    return f"{100 * mean(of_seeds):.1f}%, {100 * min(of_seeds):.1f} to {100 * max(of_seeds):.1f}"
 
 
-TABLES = {"questions": questions, "parts": parts, "partition": partition, "rows": rows, "words": words}
+TABLES = {
+    "questions": questions, "parts": parts, "partition": partition, "rows": rows, "words": words,
+    "complaints": complaints, "handbook": handbook,
+}  # fmt: skip
 """What a marker may ask for."""
 WORDS = {
     "given": "known to the base alone: the exam",

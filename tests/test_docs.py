@@ -291,19 +291,38 @@ def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
     rows = {part: {row["name"]: row for row in held["think", part]["rows"]} for _, part in held}
     differ = [100 * rows["v4 and v5 differ"][name]["metrics"]["exact"]["value"] for name in ("v43", "v49")]
     assert "Exact answers rise there from {:.0f}% to {:.0f}% (think)".format(*differ) in page
-    (price,) = (
+    think, direct = (
         one
-        for one in held["think", "one level in v4 and v5"]["contrasts"]
+        for mode in ("think", "direct")
+        for one in held[mode, "one level in v4 and v5"]["contrasts"]
         if (one["first"], one["second"], one["measure"], one["versions"]) == ("v49", "v43", "critical_under", None)
     )
-    value, low, high = (100 * price["difference"][key] for key in ("value", "low", "high"))
-    assert f"is not shown: {value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {price['adjusted']:.3f} (think)" in page
+    for price, mode in ((think, "(think)"), (direct, "(direct)")):
+        value, low, high = (100 * price["difference"][key] for key in ("value", "low", "high"))
+        assert f"{value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {price['adjusted']:.3f} {mode}" in page
+    assert f"Before it, p is {think['p']:.3f} and {direct['p']:.3f}." in page
     seeds = rows["all"]["v49"]["metrics"]["critical_under"]["seeds"]
     assert max(seeds) == seeds[4]
     assert f"The fifth of v49 under-triages {100 * seeds[4]:.1f}% in mode think" in page
     for mode in ("think", "direct"):
         exam = json.loads((ROOT / f"data/reports/esi-v49/{mode}.json").read_text(encoding="utf-8"))
         assert f"{100 * exam['metrics']['critical_under']['value']:.1f}% ({mode})" in page
+
+
+def test_what_readme_and_page_say_of_equal_completions_is_in_the_report() -> None:
+    report = json.loads((ROOT / "data/reports/comparisons/esi-completions.json").read_text(encoding="utf-8"))
+    readme, page = (
+        " ".join((ROOT / at).read_text(encoding="utf-8").split()) for at in ("README.md", "docs/tasks/esi.md")
+    )
+    p = {}
+    for section in report["sections"]:
+        if section["part"] == "all":
+            mode, of = section["mode"], ("critical_under", None)
+            (test,) = (one for one in section["contrasts"] if (one["measure"], one["versions"]) == of)
+            value, low, high = (100 * test["difference"][key] for key in ("value", "low", "high"))
+            p[mode] = f"p = {test['adjusted']:.3f}"
+            assert f"{value:+.1f} points [{low:+.1f}, {high:+.1f}] ({mode}), {p[mode]}" in readme
+    assert f"shown to be better in direct, {p['direct']}, and not in think, {p['think']}" in page
 
 
 def test_the_concepts_name_the_members_of_a_task() -> None:
@@ -374,6 +393,18 @@ def test_what_the_page_of_the_audit_says_of_the_gate_and_audit_v6_is_in_the_repo
         for mode in ("think", "direct")
     }
     assert max(value for seeds in found.values() for value in seeds.values()) <= limit["max"]["embedded"]
+    detection = {
+        mode: [
+            json.loads((ROOT / f"data/reports/{name}/{mode}.json").read_text(encoding="utf-8"))["metrics"]["detection"][
+                "value"
+            ]
+            for name in arms["v6"]
+        ]
+        for mode in found
+    }
+    assert all(seeds[0] == max(seeds) for seeds in detection.values())
+    ranges = [f"{100 * min(seeds):.1f}% to {100 * max(seeds):.1f}%" for seeds in detection.values()]
+    assert "reach {} in mode think and {} in direct".format(*ranges) in " ".join(page.split())
     direct = sorted(found["direct"].values())
     assert f"they clear an error in {100 * direct[0]:.1f}% to {100 * direct[-1]:.1f}% of the audits" in page
     assert "Each of the six seeds keeps it" in page

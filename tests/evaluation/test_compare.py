@@ -18,6 +18,7 @@ from clinrl.analysis.compared import ALL, COMMONEST, Compared, Contrast, Row, Se
 from clinrl.analysis.costs import Costs
 from clinrl.cli import main as cli
 from clinrl.config.params import Params
+from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.answers import load_report
@@ -161,6 +162,21 @@ def test_a_move_past_what_is_right_is_not_called_nearer(built, mine, theirs, wor
     moved = whole.model_copy(update={"rows": rows, "right": whole.right | {label: 0.7}})
     test = pooled(whole, "better", COMMONEST).model_copy(update={"adjusted": 0.01})
     assert results._prior(moved, test) == f"{label} answered {words}"
+
+
+def test_the_simple_policies_learn_from_all_data_sets_of_a_comparison_each_case_once():
+    """Those of ancestors too, and of every row: `d2` is a part of `d1`, and `d3` is that of a parent."""
+    content = contest.mapping()
+    d1 = content["datasets"]["d1"]
+    content["datasets"] |= {"d2": d1 | {"cases": 20}, "d3": d1 | {"cases": 20, "seed": 11}}
+    for seed in contest.SEEDS:
+        content["versions"][f"better-{seed}"] |= {"data": "d3"}
+        content["versions"][f"same-{seed}"] |= {"data": "d2", "parent": f"better-{seed}"}
+    params = Params.model_validate(content)
+    spec = params.comparisons["recipes"].model_copy(update={"arms": {"plain": ("plain-1",), "same": ("same-1",)}})
+    found = [case.id for case in compare._training(params, spec, contest.TASK)]
+    d1, d3 = ([case.id for case in dataset.draw(params.datasets[name])] for name in ("d1", "d3"))
+    assert found == [*d1, *d3]
 
 
 def test_every_row_is_there_and_a_number_is_the_mean_of_its_seeds(built):

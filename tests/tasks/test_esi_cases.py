@@ -9,6 +9,7 @@ import pytest
 from clinrl.tasks.esi import rules, triggers
 from clinrl.tasks.esi.cases import CELLS, MIXES, POOL_SHARE, EsiCase, cases, pool_of, retold
 from clinrl.tasks.esi.complaints import COMPLAINTS, FINDING_SAYS, HELD_OUT
+from clinrl.tasks.esi.imported import NAMES_A_LEVEL
 from clinrl.tasks.esi.narrative import NOBODY_WALKS, SILENT
 from clinrl.tasks.esi.words import Vocabulary, table, wordings
 
@@ -80,6 +81,7 @@ def test_a_trigger_that_fires_is_right_and_most_standard_words_fire(exam: list[E
 
 def test_the_text_never_names_the_level(exam: list[EsiCase]) -> None:
     assert not any("ESI" in case.facts.narrative for case in exam)
+    assert not any(re.search(NAMES_A_LEVEL, case.facts.narrative) for case in exam)
 
 
 def test_every_vital_sign_in_the_facts_is_in_the_text(exam: list[EsiCase]) -> None:

@@ -408,6 +408,9 @@ LEAKS_A_LEVEL = [
     "triaged as a 2", "triaged as 2", "triaged as a two", "triaged as level 2", "triaged at level 3", "triaged 2.",
     "triage 2", "triage: 2", "triage level of 2", "triage category III", "triage acuity 2", "level 2 triage",
     "level two acuity", "2 on the ESI", "a two on the Emergency Severity Index", "triage priority 1",
+    "Triage nurse assigned level 2.", "ESI was set at 2", "ESI determined to be 2", "E.S.I. 2", "E.S.I. level II",
+    "triaged immediately to level 1", "ESI has been judged to be a 3", "the triage RN made it a level 3",
+    "assigned to level two", "acuity was changed to level 2",
 ]  # fmt: skip
 NAMES_NO_LEVEL = [
     "triaged at 2 pm", "triaged at 2:30", "triaged 2 hours ago", "triaged as a 2-year-old", "triaged as a 2 year old",
@@ -416,6 +419,8 @@ NAMES_NO_LEVEL = [
     "triage nurse noted 3 episodes", "in triage 3 times", "came from a level 1 trauma center", "pain 5, ESI pending",
     "2 patients in triage", "2 mg at triage", "triage 2 L of oxygen", "triage temperature 38.5",
     "severity 8 of 10", "level 3 pain", "acuity 1.5", "triaged one hour ago", "in triage for two hours",
+    "assigned a level 1 trauma alert", "triage nurse set 2 lines", "triaged immediately at 2 pm", "e.g. I fainted",
+    "nurse assigned room 2", "glucose determined to be 4",
 ]  # fmt: skip
 
 
@@ -432,7 +437,20 @@ def test_what_only_looks_like_a_level_is_taken(text):
     imported.check(f"Chest pain, {text}", "chiefcomplaint")
 
 
-@pytest.mark.parametrize("filler", ["esi ", "esi of is as ", "level 2 ", "triaged as a ", "acuity level ", "(", "I "])
+@pytest.mark.parametrize(
+    "filler",
+    [
+        "esi ",
+        "esi of is as ",
+        "level 2 ",
+        "triaged as a ",
+        "acuity level ",
+        "(",
+        "I ",
+        "e.s.i. ",
+        "triage level as to ",
+    ],
+)
 def test_a_hundred_thousand_characters_are_searched(filler):
     """Anything worse than linear would not come back from this."""
     re.search(imported.NAMES_A_LEVEL, filler * (100_000 // len(filler)))

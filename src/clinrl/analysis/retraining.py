@@ -3,7 +3,8 @@
 A life is kept as counts. A champion answers some cases of the exam wrongly, in both modes or in one. They stay the same
 while it is champion, so that its luck is shared by all of its drafts. A draft repairs some of them at random and breaks
 others that were right; what is wrong after a promotion is what the next drafts are held against. The mine data is a
-second such set of cases. Limits on other measures than the share of right answers are left out.
+second such set of cases. Limits on other measures than the share of right answers are left out, so nothing
+here says how often a version that harms more is promoted.
 """
 
 from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, sha256_file, staged, write_json, write_text
 from clinrl.config.comparisons import BASE
-from clinrl.data.dataset import read_cases
+from clinrl.data.dataset import draw, read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_report, open_run
 from clinrl.evaluation.preregistration import registered
@@ -29,6 +29,7 @@ from clinrl.evaluation.rival import load_rivals
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
+from clinrl.types import Case
 
 if TYPE_CHECKING:
     from clinrl.config.comparisons import Comparison
@@ -107,8 +108,7 @@ def compared(
             values = ", ".join(places)
             exam = run.model.exam
             raise ParamsError(f"comparisons.{name}.published_parts: {part!r} is no part of {exam}, only {values}")
-    training = list(read_cases(paths.cases(params.versions[spec.versions[0]].data), task))
-    besides = {**load_rivals(run, spec.rivals), **baselines.answers(task, cases, training)}
+    besides = {**load_rivals(run, spec.rivals), **baselines.answers(task, cases, _training(params, spec, task))}
     lazy = [
         Entry(name=row, kind="rival" if row in spec.rivals else "baseline", versions=(), answers=[answers])
         for row, answers in besides.items()
@@ -144,6 +144,23 @@ def compared(
         if plan
         else None,
     )
+
+
+def _training(params: "Params", spec: "Comparison", task: Task) -> list[Case]:
+    """The training cases of all versions of a comparison and of their ancestors, each once: data sets may nest.
+
+    Cases of several turns teach no simple policy, so none are drawn.
+    """
+    if task.episodes is not None:
+        return []
+    names = dict.fromkeys(
+        params.versions[ancestor].data for version in spec.versions for ancestor in params.lineage(version)[::-1]
+    )
+    return list({
+        case.id: case
+        for name in names
+        for case in (draw(params.datasets[name]) if name in params.datasets else read_cases(paths.cases(name), task))
+    }.values())  # fmt: skip
 
 
 def _costs(spec: "Comparison", members: Mapping[str, Member]) -> dict[str, tuple[Costs, ...]]:

@@ -111,7 +111,7 @@ BASELINE_DROP_PCT = 4
 """A saturation this far below a stated baseline is new hypoxia all the same (ours)."""
 
 BRADYCARDIA_BPM = 40
-"""Strictly below, with poor perfusion, from 12 years on (v5 A names severe bradycardia; the number is ours)."""
+"""Strictly below, from 12 years on (v5 A names severe bradycardia; the number is ours)."""
 
 RESPIRATORY_DEPRESSION_BPM = 8
 """Breaths at or below this, after an overdose (v4 and v5, A; the number is ours)."""
@@ -196,9 +196,9 @@ def respiratory_failure(p: Presentation, edition: Edition) -> bool:
 
 
 def shock(p: Presentation, edition: Edition) -> bool:
-    """Hypotension or severe bradycardia with signs of hypoperfusion (v5, A)."""
+    """Hypotension with signs of hypoperfusion, or severe bradycardia by itself (v5, A)."""
     slow = p.age_years >= 12 and p.hr_bpm is not None and p.hr_bpm < BRADYCARDIA_BPM
-    return "hypoperfusion" in p.findings and (hypotensive(p) or slow)
+    return slow or ("hypoperfusion" in p.findings and hypotensive(p))
 
 
 def overdose_depression(p: Presentation, edition: Edition) -> bool:
