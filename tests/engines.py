@@ -5,6 +5,7 @@ Routes, fields and sentences of refusal are those of vLLM's source; what is not 
 
 import json
 import shutil
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -230,13 +231,15 @@ def answers(imitation: Imitation) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def served(imitation: Imitation) -> Iterator[str]:
-    """The address at which an imitation listens."""
+def served(imitation: Imitation, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """The address at which an imitation listens; with `tls` it speaks that."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), answers(imitation))
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

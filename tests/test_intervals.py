@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.intervals import (
@@ -138,7 +138,6 @@ NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 CLUSTERED = st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcdef")), min_size=1, max_size=40)
 
 
-@settings(max_examples=25, deadline=None)
 @given(CLUSTERED)
 def test_the_order_of_cases_moves_no_clustered_interval(cases):
     def found(rows):
@@ -152,7 +151,6 @@ def test_the_order_of_cases_moves_no_clustered_interval(cases):
     assert one.n == len(cases)
 
 
-@settings(max_examples=25, deadline=None)
 @given(NUMBERS)
 def test_the_mean_is_the_bootstrap_of_the_mean(values):
     assert mean_of(values) == bootstrap(mean, values, values)
@@ -179,7 +177,6 @@ def halves(share: float, n: int = 200) -> list[float]:
     return [1.0] * round(share * n) + [0.0] * (n - round(share * n))
 
 
-@settings(max_examples=25, deadline=None)
 @given(CLUSTERED)
 def test_one_run_is_averaged_like_a_single_set_of_answers(cases):
     values, clusters = [float(row[0]) for row in cases], [row[1] for row in cases]
@@ -230,7 +227,6 @@ def test_two_recipes_are_compared_by_welchs_test_where_cases_do_not_differ():
     assert (test.estimate.low, test.estimate.high) == pytest.approx(tuple(expected.confidence_interval()), abs=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_p_is_the_level_at_which_the_interval_ends_at_zero(mine, theirs):
     sides = [runs_of_means([halves(share) for share in shares]) for shares in (mine, theirs)]

@@ -1,5 +1,6 @@
 """A clone per run, and the branch by which it hands over what stages wrote."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.signing.keys import make_key, signer
 from flows import branches, build, clone
+from processes import free_port
 
 ROOT = Path(__file__).parents[2]
 LOCK = "schema: '2.0'\nstages:\n"
@@ -353,6 +355,36 @@ def test_a_branch_that_brings_a_link_is_refused_by_whoever_takes_it(checkout: Pa
         ):
             with pytest.raises(Refused, match=r"brings data/reports/v1\.json as a link"):
                 take()
+
+
+@pytest.mark.slow
+def test_a_remote_that_is_away_is_said_and_what_was_made_is_kept(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket at an address where nobody listens, then a folder in whose place a file is."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    bucket = {"url": "s3://bucket/x", "access_key_id": "ada", "secret_access_key": "hidden"}
+    bucket["endpointurl"] = f"http://127.0.0.1:{free_port()}"
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "-q"], check=True)
+    write_text(Path(".dvc/config"), "[core]\n    remote = store\n['remote \"store\"']\n")
+    with Path(".dvc/config").open("a") as config:
+        config.writelines(f"    {key} = {value}\n" for key, value in bucket.items())
+    write_text(Path("dvc.yaml"), "stages:\n  train:\n    foreach: [v1]\n    do: {cmd: run, outs: [data/v1.json]}\n")
+    digest = hashlib.md5(b"{}").hexdigest()
+    recorded = f"  train@v1:\n    cmd: run\n    outs:\n    - path: data/v1.json\n      hash: md5\n      md5: {digest}\n"
+    write_text(Path("dvc.lock"), LOCK + recorded + "      size: 2\n")
+    with pytest.raises(clone.Away, match=r"^the DVC remote is away: failed to connect to s3 \(bucket/x") as raised:
+        clone.pull(["train@v1"])
+    assert "hidden" not in str(raised.value)
+    kept = Path(".dvc/cache/files/md5", digest[:2], digest[2:])
+    for place in (kept, Path("data/v1.json")):
+        write_text(place, "{}")
+    write_text(tmp_path / "store", "in the way")
+    subprocess.run([*dvc, "remote", "add", "-q", "--force", "--default", "store", str(tmp_path / "store")], check=True)
+    with pytest.raises(clone.Away, match=r"^what was made could not be sent to the DVC remote, and is kept here: "):
+        clone.push(["train@v1"])
+    assert kept.read_text() == "{}"
 
 
 def test_what_is_not_committed_cannot_be_built_elsewhere(checkout: Path) -> None:

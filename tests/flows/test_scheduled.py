@@ -125,6 +125,25 @@ def test_a_branch_with_code_of_somebody_else_is_refused(settled: Path) -> None:
     assert f"branch {BRANCH} changes dvc.yaml, which no retraining does" in state.message
 
 
+@pytest.mark.parametrize("is_in_git", [True, False])
+def test_lines_of_the_audit_log_that_are_not_committed_are_committed_first(project: Path, is_in_git: bool) -> None:
+    """A clone would not have them, and two logs that have both grown cannot be merged."""
+    log = paths.audit_log()
+    if is_in_git:
+        decisions.decide(load_params(), "v1")
+    scripted.commit()
+    decisions.decide(load_params(), "v2")
+    before = log.read_bytes()
+    state = scheduled()
+    assert state.is_failed()
+    assert state.message.endswith(
+        f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
+    )
+    assert not CLONE.exists()
+    assert log.read_bytes() == before
+    assert not git("for-each-ref", f"refs/heads/{BRANCH}")
+
+
 def test_the_second_is_told_that_the_first_is_at_work(project: Path) -> None:
     scripted.commit()
     with at_work("esi", "the schedule of esi"):

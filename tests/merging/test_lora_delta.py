@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.torch import load_file, save_file
@@ -115,7 +115,6 @@ def test_ties_without_conflict_or_trimming_is_the_weighted_sum(shape, seed, weig
     torch.testing.assert_close(found, lora_delta.linear([first, second], weights), atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=50)
 @given(
     arrays.arrays(
         "float32",

@@ -1,15 +1,24 @@
 """The engine writes what transformers writes, says who it is, and refuses in a sentence whatever else may happen."""
 
 import json
+import re
 import shutil
+import ssl
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from starlette.testclient import TestClient
 
 import dolls
@@ -168,6 +177,57 @@ def test_requests_are_token_ids_with_everything_that_decides_and_so_many_at_once
     said |= {"stop_token_ids": [tokenizer.eos_token_id], "repetition_penalty": 1.0, "model": server.name}
     assert {key: body[key] for key in said} == said
     assert 1 <= server.most_at_once <= 2
+
+
+# Connections
+
+
+def certificate(folder: Path, host: str) -> Path:
+    """A certificate of a host that it signed itself, with its private key behind it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)]), datetime.now(UTC)
+    alternative: x509.GeneralName = x509.DNSName(host)
+    with suppress(ValueError):
+        alternative = x509.IPAddress(ip_address(host))
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now - timedelta(hours=1), now + timedelta(hours=1)
+    )
+    for extension in (x509.SubjectAlternativeName([alternative]), x509.BasicConstraints(ca=True, path_length=None)):
+        made = made.add_extension(extension, critical=False)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file = folder / f"{host}.pem"
+    file.write_bytes(made.sign(key, SHA256()).public_bytes(Encoding.PEM) + private)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "refusal"),
+    [
+        ("127.0.0.1", True, None),
+        ("127.0.0.1", False, "CERTIFICATE_VERIFY_FAILED"),
+        ("another.example", True, "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+def test_a_server_elsewhere_shows_a_certificate_of_its_host_that_is_trusted_here_before_it_sees_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, trusted: bool, refusal: str | None
+) -> None:
+    file, tls = certificate(tmp_path, host), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(file)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    server = engines.Imitation(None, "a-model")
+    with engines.served(server, tls) as url:
+        client = Client(
+            url, server.key, Vllm(url=url, timeout_s=20), "a-model", ends=frozenset([2]), vocabulary=9, start="start it"
+        )
+        if refusal:
+            says = f"the server at {url} has no certificate to trust ({refusal})"
+            with pytest.raises(EngineError, match=f"^{re.escape(says)}$"):
+                client.check()
+            assert server.paths == []
+        else:
+            client.check()
+            assert client.max_length == server.max_length
 
 
 # Episodes

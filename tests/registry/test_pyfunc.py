@@ -535,6 +535,33 @@ def test_a_folder_of_keys_into_which_others_may_write_does_not_count(tmp_path, m
         clinrl_loader.trusted()
 
 
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("empty", "CLINRL_TRUSTED_KEYS names no file .pub, so nobody's signature counts"),
+        (os.pathsep, "CLINRL_TRUSTED_KEYS names no file .pub, so nobody's signature counts"),
+        ("gone", "CLINRL_TRUSTED_KEYS names gone, which is not there"),
+        (f"empty{os.pathsep}gone", "CLINRL_TRUSTED_KEYS names gone, which is not there"),
+        ("none.pub", "none.pub holds no public key of the kind ecdsa-sha2-nistp256"),
+        ("other.pub", "other.pub holds no public key of the kind ecdsa-sha2-nistp256"),
+        ("full", "full/none.pub holds no public key of the kind ecdsa-sha2-nistp256"),
+    ],
+)
+def test_keys_that_are_named_and_not_there_are_no_keys_of_anybody(copy, tmp_path, monkeypatch, named, says):
+    """Else the key that came with the folder would be believed, with a warning."""
+    monkeypatch.chdir(tmp_path)
+    for place in ("empty", "full"):
+        Path(place).mkdir(mode=0o700)
+    for file in ("none.pub", "full/none.pub"):
+        Path(file).write_text("no key\n")
+    Path("other.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ11aEFVOHFQu+Rz1dwhuTjRZQZW3FJSrBwQJbQOsj6C\n")
+    monkeypatch.setenv("CLINRL_TRUSTED_KEYS", named)
+    with pytest.raises(Untrusted, match=f"^{re.escape(says)}$"):
+        clinrl_loader.trusted()
+    with pytest.raises(Untrusted, match=re.escape(says)):
+        clinrl_loader.load(str(copy))
+
+
 def test_a_model_of_another_task_version_asks_for_a_process_of_its_own(copy):
     record = json.loads((copy / pyfunc.RECORD).read_text())
     write_json(copy / pyfunc.RECORD, record | {"task_version": 7})

@@ -17,7 +17,7 @@ import exhibits
 import locks
 import trackers
 from clinrl import paths
-from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
+from clinrl.artifacts import canonical_json, exclusive, identity, read_manifest, seal, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import log_run, model_folder, pyfunc, versions
@@ -94,6 +94,13 @@ def begin(folder, store):
     shutil.copytree(exhibits.built(), folder, dirs_exist_ok=True)
     (folder / mlflow_store.STORE).parent.mkdir()
     shutil.copyfile(store, folder / mlflow_store.STORE)
+
+
+def sealed_again(folder):
+    """Make the manifest of a folder fit the files that it holds now."""
+    fields = read_manifest(folder).model_dump()
+    del fields["files"]
+    seal(folder, **fields)
 
 
 def run_of(entry):
@@ -486,6 +493,18 @@ def test_what_a_server_holds_and_is_refused_is_sent_anew_and_nothing_else_is(pro
 
 
 @pytest.mark.slow
+def test_what_a_full_model_is_made_of_is_read_of_its_manifest_alone(project, server, tmp_path):
+    """At full scale the rest is many gigabytes."""
+    entry = register(project, exhibits.FOLDED)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with connect() as client:
+        folder = versions._folder(client, entry, scratch, "merged/manifest.json")
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["manifest.json"]
+    assert versions.made_of(entry) == read_manifest(paths.merged(exhibits.FOLDED)).inputs
+
+
+@pytest.mark.slow
 def test_nothing_is_removed_where_the_store_of_a_server_leads_if_that_is_no_models_folder(
     project, server, tmp_path_factory
 ):
@@ -669,6 +688,21 @@ def test_a_number_of_a_report_that_does_not_follow_from_its_answers_is_refused_b
     assert entries("esi") == []
 
 
+def test_a_score_that_its_transcript_does_not_earn_is_refused_by_line(project):
+    """A folder that vouches for itself: a term and the total of one answer raised, its manifest made to fit."""
+    graded = paths.graded("v1")
+    first, *rest = (graded / "think.jsonl").read_text().splitlines(keepends=True)
+    line = json.loads(first)
+    line["score"]["terms"]["level"] += 0.5
+    line["score"]["total"] += 0.5
+    (graded / "think.jsonl").write_text("".join([f"{canonical_json(line)}\n", *rest]))
+    sealed_again(graded)
+    locks.record(project)  # whoever can write dvc.lock too
+    with pytest.raises(ArtefactError, match=r"think\.jsonl line 1 has another score than its transcript earns"):
+        register(project, "v1")
+    assert entries("esi") == []
+
+
 def test_an_altered_adapter_is_not_registered(project):
     exhibits.change(paths.adapter("v1") / "adapter_model.safetensors")
     with pytest.raises(ArtefactError, match=r"data/adapters/v1 is not what dvc\.lock records of train@v1"):
@@ -679,15 +713,20 @@ def test_an_altered_adapter_is_not_registered(project):
     assert entries("esi") == []
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [("extra.txt", "is not named in the folder's manifest.json; remove it"), ("optimizer.pt", "is not named in")],
-)
-def test_what_a_manifest_does_not_name_is_not_registered(project, name, sentence):
-    (paths.adapter("v1") / name).write_text("x")
+def test_what_a_manifest_does_not_name_is_not_registered(project):
+    (paths.adapter("v1") / "extra.txt").write_text("x")
     locks.record(project)
-    with pytest.raises(ArtefactError, match=sentence):
+    with pytest.raises(ArtefactError, match=r"extra\.txt is not named in the folder's manifest\.json; remove it"):
         register(project, "v1")
+
+
+def test_what_could_run_code_when_it_is_loaded_is_not_registered_though_a_manifest_names_it(project):
+    (paths.adapter("v1") / "optimizer.pt").write_text("x")
+    sealed_again(paths.adapter("v1"))
+    locks.record(project)
+    with pytest.raises(ArtefactError, match=r"optimizer\.pt could run code when it is loaded; only safetensors"):
+        register(project, "v1")
+    assert entries("esi") == []
 
 
 def test_an_adapter_of_another_base_is_not_registered(project):

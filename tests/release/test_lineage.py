@@ -1,6 +1,7 @@
 """Lineage: every link holds, and each one that is broken is named, and no other."""
 
 import json
+import re
 import shutil
 import subprocess
 from contextlib import chdir
@@ -12,7 +13,7 @@ import dolls
 import examined
 import locks
 from clinrl import paths
-from clinrl.artifacts import canonical_json, sha256_file, write_json
+from clinrl.artifacts import canonical_json, identity, read_manifest, sha256_file, write_json
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance import lock
 from clinrl.registry import versions
@@ -146,6 +147,33 @@ def test_an_exam_of_another_adapter_is_named(params):
     assert set(broken(params)) == {("v2", "exam"), ("v2", "lock")}
 
 
+@pytest.mark.parametrize(
+    ("folder", "change", "link", "says"),
+    [
+        ("cases/d1", {"spec": {"use": "mine"}}, "data", "d1 is drawn from the mine pool, .* it must be train data"),
+        ("cases/x1", {"spec": {"use": "mine"}}, "exam", "x1 is drawn from the mine pool, so it is no exam of v1"),
+        ("cases/x1", {"spec": {"seed": 5}}, "exam", "graded/v1 answers another exam than x1 now is; run `dvc repro`"),
+        ("graded/v1", {"inputs": {"adapter": "0" * 64}}, "exam", "graded/v1 was answered by another model; run"),
+    ],
+)
+def test_what_a_version_was_trained_on_or_asked_that_it_may_not_be_is_named(params, folder, change, link, says):
+    """A folder that vouches for itself, and everything that names it made to fit."""
+    found = resealed(Path("data") / folder, change)
+    if folder == "cases/d1":
+        resealed(paths.adapter("v1"), {"inputs": {"data": found}})
+        write_json(paths.data_proof("d1"), {"data": {"name": "d1", "identity": found}})
+    if "use" in change.get("spec", {}) and folder == "cases/x1":
+        resealed(paths.graded("v1"), {"inputs": {"exam": found}})
+    assert re.search(says, broken(params, "v1")["v1", link])
+
+
+def resealed(folder, change):
+    """Change parts of a manifest. Returns the identity that the folder has then."""
+    content = json.loads((folder / "manifest.json").read_text())
+    write_json(folder / "manifest.json", content | {part: content[part] | new for part, new in change.items()})
+    return identity(read_manifest(folder))
+
+
 def test_an_edited_tag_is_named(params):
     versions.tag(versions.find("esi", "v2"), {"data_digest": "0" * 64})
     assert broken(params) == {
@@ -164,18 +192,14 @@ def test_an_edited_audit_file_is_named(params):
     assert "was altered after it was written" in broken(params)["v2", "gate"]
 
 
-def test_a_promotion_on_a_refused_decision_is_named(params):
-    entry = versions.find("esi", "v2")
-    body = {
-        "model": "esi",
-        "version": "v2",
-        "number": 2,
-        "digest": entry.digest,
-        "decision": "f" * 64,
-        "approver": "X Y",
-    }
+def test_a_promotion_on_a_decision_that_nobody_made_is_named(params):
+    """The line of a real promotion, with another decision."""
+    lines = audit_log.read(paths.audit_log(), keyring())
+    (body,) = [line.body for line in lines if line.kind == "promotion" and line.body["version"] == "v2"]
+    body |= {"decision": "f" * 64}
     audit_log.append(paths.audit_log(), "promotion", body, signer=signer("embedded"), keys=keyring())
-    assert set(broken(params)) == {("v2", "approver")}
+    says = "v2 was promoted on a decision that the audit log does not have as passed"
+    assert broken(params) == {("v2", "approver"): says}
 
 
 def test_a_name_moved_by_hand_is_named(params):

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from contextlib import chdir
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, decisions, promotion, standing
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import keyring
+from once import once
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -24,14 +26,18 @@ ADA = "Ada Lovelace"
 
 
 @pytest.fixture(scope="module")
-def projects(tmp_path_factory):
-    """By its champion: the project without one, that in which v2 was promoted, and that with v1 after it."""
+def projects():
+    """By its champion: the project without one, that in which v2 was promoted, and that with v1 after it.
+
+    Made once a test run, since test_replays has them too. Only copy them."""
     built = {None: examined.registered()}
+
+    def release(before, name):
+        examined.copy(built[before], Path())
+        promoted(examined.params(), name)
+
     for before, name in ((None, "v2"), ("v2", "v1")):
-        built[name] = tmp_path_factory.mktemp(name)
-        examined.copy(built[before], built[name])
-        with chdir(built[name]):
-            promoted(examined.params(), name)
+        built[name] = once(f"promoted-{name}", partial(release, before, name))
     return built
 
 

@@ -1,5 +1,9 @@
 """What was approved moves the champion's name once; the registry alone moves nothing, nor does one key everything."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from test_promotion import ADA, after, champion, params, planned, projects, promoted, trained_anew
@@ -7,7 +11,8 @@ from test_promotion import ADA, after, champion, params, planned, projects, prom
 import dolls
 import examined
 from clinrl import artifacts, paths
-from clinrl.errors import ArtefactError, GateError
+from clinrl.artifacts import write_json
+from clinrl.errors import ArtefactError, GateError, Refused
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage, promotion, standing
 from clinrl.signing import approval, dsse, keys
@@ -41,6 +46,10 @@ def write(params, kind, body):
 
 def last(params, kind):
     return [line for line in audit_log.read(paths.audit_log(), keys.trusted_keys(params)) if line.kind == kind][-1].body
+
+
+def broken(params, name):
+    return [link.says for link in lineage.walk(params, name) if link.state == "broken"]
 
 
 def check(params):
@@ -89,6 +98,61 @@ def test_a_decision_on_one_version_makes_no_other_champion(params, ada):
         check(approved)
 
 
+@after("v1")
+def test_a_promotion_names_as_approver_who_signed(params):
+    """The checkout's key writes the last line anew, with another name."""
+    named = last(params, "promotion") | {"approver": "Grace Hopper"}
+    lines = paths.audit_log().read_text().splitlines(keepends=True)
+    paths.audit_log().write_text("".join(lines[:-1]))
+    write(params, "promotion", named)
+    versions.tag(versions.find("esi", "v1"), {"approver": "Grace Hopper"})
+    with pytest.raises(GateError, match="names 'Grace Hopper' as approver of v1, and somebody else signed"):
+        check(params)
+    (says,) = broken(params, "v1")
+    assert says == "the audit log names 'Grace Hopper' as approver of v1, and somebody else signed"
+
+
+@after("v1")
+@pytest.mark.parametrize("of", ["another version", "another v2", "nothing known", "a refused one"])
+def test_a_full_model_is_champion_on_the_approval_of_the_very_version_of_which_it_is_made(params, of):
+    """The checkout's key writes that v2-full was promoted, with a real approval of something else."""
+    how, fold = last(params, "approval"), decisions.decide(params, "v2-full")
+    says = "the approval is of v1 .*, of which v2-full is not made; approve v2-full"
+    if of == "another v2":
+        (before,) = [line.body for line in audit_log.lines(params) if line.body.get("version") == "v2"][:1]
+        trained_anew(params)
+        how, fold = before, decisions.decide(params, "v2-full")
+        says = "the approval is of v2 .*, of which v2-full is not made; approve v2-full"
+    elif of != "another version":
+        about = "0" * 64 if of == "nothing known" else decisions.decide(params, "v3").digest
+        how = {"approved": about, "approval": approval.sign_approval(params, about, ADA)}
+        says = f"has no passed decision {about[:16]}: nobody knows what was approved; decide again"
+    entry = versions.by_digest("esi-merged", fold.candidate_digest)
+    body = {key: how[key] for key in ("approved", "approval")} | promotion._name(entry)
+    write(params, "promotion", body | {"model": "esi-merged", "approver": ADA, "decision": fold.digest})
+    versions.point("esi-merged", "champion", entry)
+    with pytest.raises(GateError, match=says):
+        standing.check_servable(params, entry, "champion")
+    assert any(re.search(says, one) for one in broken(params, "v2-full"))
+    with pytest.raises(GateError, match=says):
+        promotion.promote(params, "v2-full", decision=fold, approval=how["approval"], approved=how["approved"])
+
+
+@after("v2")
+@pytest.mark.parametrize("at", ["another", "gone"])
+def test_what_a_full_model_is_made_of_is_not_taken_from_whoever_writes_to_the_registry(params, at):
+    fold, how = decisions.decide(params, "v2-full"), last(params, "approval")
+    promotion.promote(params, "v2-full", decision=fold, approval=how["approval"], approved=how["approved"])
+    entry = versions.holder("esi-merged", "champion")
+    (manifest,) = Path("mlruns").rglob("merged/manifest.json")
+    content = json.loads(manifest.read_text())
+    manifest.unlink()  # what a project has copied may be a link
+    if at == "another":
+        write_json(manifest, content | {"inputs": content["inputs"] | {"v2": "0" * 64}})
+    with pytest.raises(Refused, match=r"holds another model than v2-full|has no manifest\.json"):
+        standing.check_servable(params, entry, "champion")
+
+
 def test_a_rollback_is_approved_for_one_turn(params, ada):
     approved = with_approver(ada)
     release(approved, ada, "v2")
@@ -107,8 +171,7 @@ def test_a_rollback_is_approved_for_one_turn(params, ada):
     versions.point("esi", "champion", versions.find("esi", "v2"))
     with pytest.raises(GateError, match="approved for another turn"):
         check(approved)
-    said = [link.says for link in lineage.walk(approved, "v2") if link.state == "broken"]
-    assert any("approved for another turn" in one for one in said)
+    assert any("approved for another turn" in one for one in broken(approved, "v2"))
 
 
 @after("v1")
@@ -120,8 +183,7 @@ def test_a_promotion_is_approved_for_one_turn(params):
     versions.point("esi", "champion", versions.find("esi", "v1"))
     with pytest.raises(GateError, match=r"the promotion of .* was approved for another turn"):
         check(params)
-    said = [link.says for link in lineage.walk(params, "v1") if link.state == "broken"]
-    assert any("approved for another turn" in one for one in said)
+    assert any("approved for another turn" in one for one in broken(params, "v1"))
 
 
 @after("v2")
@@ -156,8 +218,7 @@ def test_a_full_model_that_was_taken_back_needs_an_approval_of_its_own(params):
     versions.point("esi-merged", "champion", versions.by_digest("esi-merged", taken_back["digest"]))
     with pytest.raises(GateError, match="and is no more; approve v2-full by itself"):
         standing.check_servable(params, versions.holder("esi-merged", "champion"), "champion")
-    said = [link.says for link in lineage.walk(params, "v2-full") if link.state == "broken"]
-    assert any("and is no more" in one for one in said)
+    assert any("and is no more" in one for one in broken(params, "v2-full"))
 
     again = decisions.decide(params, "v2-full")
     examined.promote(params, "v2-full", ADA, again)

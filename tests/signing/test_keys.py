@@ -212,6 +212,20 @@ def test_any_other_line_is_refused_in_a_sentence(line: str) -> None:
         keys.parse_key(line)
 
 
+def test_a_file_laid_by_hand_takes_no_place_of_this_checkout_s_own_key(checkout: Path) -> None:
+    """`trust` refuses the name, and so does whoever reads the folder."""
+    keys.signer("embedded")
+    other = keys._load_key(pem(ec.SECP256R1()), "test").key
+    with pytest.raises(SignatureError, match="cannot name a key"):
+        keys.trust(keys.OURS, other)
+    keys.trust("Ada Lovelace", other)
+    (keys.TRUSTED / "Ada Lovelace.pub").rename(keys.TRUSTED / f"{keys.OURS}.pub")
+    for _ in range(2):
+        with pytest.raises(SignatureError, match=r"this checkout\.pub has the name of this checkout's own key; rename"):
+            keys.keyring()
+        keys.PUBLIC.unlink(missing_ok=True)  # nor does it become that key where there is none
+
+
 def test_a_line_that_is_nearly_a_key_is_refused(checkout: Path) -> None:
     line = keys.signer("embedded").key.line
     kind, blob = line.split()

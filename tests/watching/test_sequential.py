@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.watching.sequential import evidence, least
@@ -51,7 +51,6 @@ def test_a_bad_week_is_seen_after_a_long_good_past() -> None:
     assert evidence([[sum(hits)]], [[sum(n)]], [0.05])[0] < 0  # all days as one
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=5), st.floats(0.01, 0.95))
 def test_the_lower_end_is_where_the_evidence_is(days: list[tuple[int, int]], limit: float) -> None:
     hits, n = [a for a, _ in days], [a + b for a, b in days]

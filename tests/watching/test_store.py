@@ -21,7 +21,7 @@ def project(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(KEYS), max_size=30), st.randoms(use_true_random=False), st.integers(0, 30))
 def test_counts_add_up_in_any_order_and_in_any_parts(seen: list[Any], random: Any, cut: int) -> None:
     shuffled = random.sample(seen, len(seen))

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import clinrl_loader
 from clinrl import paths
-from clinrl.artifacts import digest, exclusive
+from clinrl.artifacts import MANIFEST, digest, exclusive, identity, read_manifest
 from clinrl.config.base import NAME
 from clinrl.config.params import Params
 from clinrl.data import validate
 from clinrl.errors import RegistryError, did_you_mean, format_value
 from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model
 from clinrl.registry.model_folder import check_signature, download, own_folder
-from clinrl.registry.pyfunc import read
+from clinrl.registry.pyfunc import MERGED, read
 from clinrl.signing.keys import trusted_keys
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.types import Manifest, Strict
@@ -235,8 +235,23 @@ def _check_folder(params: Params, entry: Entry, folder: Path) -> None:
         )
 
 
-def _folder(client: "MlflowClient", entry: Entry, scratch: Path) -> Path:
-    """The folder of a registered model: of the project's own store its own, of a server's a copy below `scratch`."""
+def made_of(entry: Entry) -> Mapping[str, str]:
+    """The digests of what a registered full model was made of, by name.
+
+    Its manifest says so, and the entry's digest is that of its manifest: whoever can write to the registry can name no
+    others. Raises ArtefactError if the manifest is missing or malformed, RegistryError if it is another model's.
+    """
+    with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
+        folder = _folder(client, entry, Path(scratch), f"{MERGED}/{MANIFEST}")
+        manifest = read_manifest(folder / MERGED)
+    if identity(manifest) != entry.digest:
+        raise RegistryError(f"{folder} holds another model than {entry.name}; run `clinrl register {entry.name}`")
+    return manifest.inputs
+
+
+def _folder(client: "MlflowClient", entry: Entry, scratch: Path, file: str = "") -> Path:
+    """The folder of a registered model: of the project's own store its own, of a server's a copy below `scratch`, of
+    `file` alone if that names one."""
     source = str(client.get_model_version(entry.model, str(entry.number)).source)
     if file_of(client.tracking_uri) is not None and not source.startswith("models:"):
         folder = beside(client.tracking_uri, source)
@@ -244,7 +259,7 @@ def _folder(client: "MlflowClient", entry: Entry, scratch: Path) -> Path:
         raise RegistryError(f"the files of {entry.name} are said to lie in {source}, which is no logged model")
     else:  # of a server, or registered through one
         model = client.get_logged_model(named[0])
-        folder = own_folder(client, model) or download(client, model, scratch)
+        folder = own_folder(client, model) or download(client, model, scratch, file)
     if not folder.is_dir():
         raise RegistryError(
             f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"

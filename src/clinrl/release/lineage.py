@@ -21,8 +21,7 @@ from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release.moves import approver_of, check_turn, check_unspent, recorded_champion
-from clinrl.release.promotion import check_folded
+from clinrl.release.moves import approver_of, check_folded, check_turn, check_unspent, recorded_champion
 from clinrl.types import Manifest, Strict
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
@@ -340,8 +339,8 @@ def _check_approved(
     if body["decision"] not in passed:
         raise Refused(f"{name} was promoted on a decision that the audit log does not have as passed")
     if body["approved"] != body["decision"]:  # that of the version, of which a full model is made
-        check_folded(params, name, body["approved"])
         entry = versions.find(model, name, digest=body["digest"])
+        check_folded(params, entry, body["approved"], lines)
         check_unspent(entry, body["approved"], lines[: lines.index(promotion) + 1])
     if approver_of(params, promotion) != body["approver"]:
         raise Refused(f"the audit log names {body['approver']!r} as approver of {name}, and somebody else signed")

@@ -6,6 +6,7 @@ from typing import Any
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.errors import GateError
+from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
 from clinrl.signing import approval as approvals
@@ -50,6 +51,25 @@ def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
 def decision_of(digest: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
     """The decision with this digest, as it was written down; None if there is none."""
     return next((line.body for line in lines if _decides(line, digest)), None)
+
+
+def check_folded(params: Params, fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) -> None:
+    """Refuse an approved decision that is not about the very version of which a full model is made. Raises GateError.
+
+    `approved`: the digest of the decision. Raises as `versions.made_of` does too.
+    """
+    decided = decision_of(approved, lines)
+    if decided is None or not decided["promote"]:
+        raise GateError(
+            f"{paths.audit_log()} has no passed decision {approved[:16]}: nobody knows what was approved; decide again"
+        )
+    version = params.merges.folds[fold.name].version if fold.name in params.merges.folds else ""
+    made_of = versions.made_of(fold).get(version) if version else None
+    if (decided["candidate"], decided["candidate_digest"]) != (version, made_of):
+        raise GateError(
+            f"the approval is of {decided['candidate']} ({decided['candidate_digest'][:12]}), of which {fold.name} is "
+            f"not made; approve {fold.name}"
+        )
 
 
 def check_unspent(fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) -> None:

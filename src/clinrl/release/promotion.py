@@ -23,8 +23,8 @@ from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log
 from clinrl.release.gate import Decision
 from clinrl.release.moves import (
+    check_folded,
     check_unspent,
-    decision_of,
     last_move,
     recorded_before,
     recorded_champion,
@@ -61,8 +61,9 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         if (decision.candidate, decision.candidate_digest) != (name, entry.digest):
             raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
         if approved:
-            check_folded(params, name, approved)
-            check_unspent(entry, approved, audit_log.lines(params))
+            lines = audit_log.lines(params)
+            check_folded(params, entry, approved, lines)
+            check_unspent(entry, approved, lines)
         before = versions.holder(model, CHAMPION)
         if before is not None and before.digest == entry.digest and not _needs_approval(params, entry):
             return _complete(params, before)
@@ -89,19 +90,6 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
             versions.point(model, PREVIOUS, before)
         versions.point(model, CHAMPION, entry)
         return _complete(params, entry)
-
-
-def check_folded(params: Params, fold: str, approved: str) -> None:
-    """Refuse an approved decision that is not about the version of which a full model is made. Raises GateError."""
-    version = params.merges.folds[fold].version if fold in params.merges.folds else ""
-    made_of = artifacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
-    decided = decision_of(approved, audit_log.lines(params))
-    if decided is None or not decided["promote"]:
-        raise GateError(
-            f"{paths.audit_log()} has no passed decision {approved[:16]}: nobody knows what was approved; decide again"
-        )
-    if (decided["candidate"], decided["candidate_digest"]) != (version, made_of):
-        raise GateError(f"the approval is of {decided['candidate']}, of which {fold} is not made; approve {fold}")
 
 
 def settle(params: Params, name: str) -> Entry | None:

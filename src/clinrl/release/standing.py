@@ -10,7 +10,15 @@ from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
-from clinrl.release.moves import approver_of, check_turn, check_unspent, decision_of, moves, recorded_champion
+from clinrl.release.moves import (
+    approver_of,
+    check_folded,
+    check_turn,
+    check_unspent,
+    decision_of,
+    moves,
+    recorded_champion,
+)
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -73,7 +81,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
     """Refuse to let people ask a version as `champion` that nobody approved, or as `candidate` that was refused.
 
     An alias is a name that whoever can write to the registry may move. Raises GateError, SignatureError if nobody who
-    may approve signed, or as `audit_log.read`.
+    may approve signed, or as `audit_log.read` and `versions.made_of`.
     """
     log, lines = paths.audit_log(), audit_log.lines(params)
     if alias == versions.CANDIDATE:
@@ -93,17 +101,15 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
     check_turn(entry.model, lines)
     turn = moves(entry.model, lines)[-1]
     body = turn.body
+    if approver_of(params, turn) != body["approver"]:
+        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
     if turn.kind != "rollback":
         made = decision_of(body["decision"], lines)
         if made is None or not made["promote"] or made["candidate_digest"] != entry.digest:
             raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
         if (about := body["approved"]) != body["decision"]:  # that on the version, of which a full model is made
-            fold, agreed = params.merges.folds.get(entry.name), decision_of(about, lines)
-            if fold is None or agreed is None or not agreed["promote"] or agreed["candidate"] != fold.version:
-                raise GateError(f"{log} has no passed decision on the version of which {entry.name} is made")
+            check_folded(params, entry, about, lines)
             check_unspent(entry, about, lines)
-    if approver_of(params, turn) != body["approver"]:
-        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 
 
 def outcome(params: Params, name: str) -> str | None:
