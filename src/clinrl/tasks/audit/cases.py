@@ -121,48 +121,42 @@ class LevelSpec(Strict):
     """Published mix: the published counts of errors among all patients, with weights."""
 
 
-LEVELS: Final[Mapping[Level, LevelSpec]] = MappingProxyType(
-    {
-        "easy": LevelSpec(proposals=SHORT_LENGTH, long=LONG_LENGTH, about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
-        "medium": LevelSpec(
-            proposals=SHORT_LENGTH,
-            long=LONG_LENGTH,
-            about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4},
-            elsewhere=0.15,
-            citations=(1, 1),
-        ),
-        "hard": LevelSpec(
-            proposals=SHORT_LENGTH,
-            long=LONG_LENGTH,
-            about={AGE: 0.3, TEMPORAL: 0.25, WINDOW: 0.35, OVERRIDE: 0.1},
-            elsewhere=0.25,
-            citations=(1, 2),
-            pairs=0.7,
-        ),
-    }
-)
-PUBLISHED_LEVELS: Final[Mapping[Level, LevelSpec]] = MappingProxyType(
-    {
-        "easy": LevelSpec(proposals=(5, 7), about={AGE: 1.0}, citations=(0, 0), pool_errors={6: 1.0}),
-        "medium": LevelSpec(
-            proposals=(6, 10), about={AGE: 0.54, TEMPORAL: 0.23, WINDOW: 0.23}, citations=(1, 1), pool_errors={13: 1.0}
-        ),
-        "hard": LevelSpec(
-            proposals=(8, 12),
-            about={AGE: 0.43, TEMPORAL: 0.18, WINDOW: 0.25, OVERRIDE: 0.14},
-            citations=(2, 3),
-            pool_errors={14: 0.06, 15: 0.14, 16: 0.24, 17: 0.56},
-        ),
-    }
-)
+LEVELS: Final[Mapping[Level, LevelSpec]] = {
+    "easy": LevelSpec(proposals=SHORT_LENGTH, long=LONG_LENGTH, about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
+    "medium": LevelSpec(
+        proposals=SHORT_LENGTH,
+        long=LONG_LENGTH,
+        about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4},
+        elsewhere=0.15,
+        citations=(1, 1),
+    ),
+    "hard": LevelSpec(
+        proposals=SHORT_LENGTH,
+        long=LONG_LENGTH,
+        about={AGE: 0.3, TEMPORAL: 0.25, WINDOW: 0.35, OVERRIDE: 0.1},
+        elsewhere=0.25,
+        citations=(1, 2),
+        pairs=0.7,
+    ),
+}
+PUBLISHED_LEVELS: Final[Mapping[Level, LevelSpec]] = {
+    "easy": LevelSpec(proposals=(5, 7), about={AGE: 1.0}, citations=(0, 0), pool_errors={6: 1.0}),
+    "medium": LevelSpec(
+        proposals=(6, 10), about={AGE: 0.54, TEMPORAL: 0.23, WINDOW: 0.23}, citations=(1, 1), pool_errors={13: 1.0}
+    ),
+    "hard": LevelSpec(
+        proposals=(8, 12),
+        about={AGE: 0.43, TEMPORAL: 0.18, WINDOW: 0.25, OVERRIDE: 0.14},
+        citations=(2, 3),
+        pool_errors={14: 0.06, 15: 0.14, 16: 0.24, 17: 0.56},
+    ),
+}
 """The published table: proposals, counts of errors, and how often each type is among the wrong proposals."""
 
-MIXES: Final[Mapping[str, tuple[Level, ...]]] = MappingProxyType(
-    {
-        **{level: (level,) for level in LEVEL_NAMES},
-        **dict.fromkeys(("natural", "reporting", "published"), LEVEL_NAMES),
-    }
-)
+MIXES: Final[Mapping[str, tuple[Level, ...]]] = {
+    **{level: (level,) for level in LEVEL_NAMES},
+    **dict.fromkeys(("natural", "reporting", "published"), LEVEL_NAMES),
+}
 """The levels of each mix, equally often."""
 
 REJECTED: Final = 0.3
@@ -175,7 +169,7 @@ CONFIDENCE: Final = (0.75, 0.97)
 OTHERS: Final = (2, 3)
 """How many patients have a record and are not proposed."""
 
-POOL_SHARE: Final[Mapping[Pool, int]] = MappingProxyType({"base": 40, "train": 25, "mine": 15, "exam": 20})
+POOL_SHARE: Final[Mapping[Pool, int]] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
 """Percentage of protocols in each pool."""
 
 
@@ -277,16 +271,14 @@ WINDOWS_DAYS: Final = (14, 16, 18, 21, 24, 28)
 EXTENSIONS_DAYS: Final = (7, 10, 14)
 THRESHOLDS: Final = (2, 3, 4, 5)
 
-PUBLISHED_AGES_YEARS: Final[Mapping[Level, tuple[tuple[int, int], ...]]] = MappingProxyType(
-    {
-        "easy": ((35, 75), (40, 80), (45, 85)),
-        "medium": ((18, 75), (21, 80), (30, 85), (40, 90)),
-        "hard": ((18, 75), (21, 80), (30, 85), (35, 85), (40, 90)),
-    }
-)
-PUBLISHED_WINDOWS_DAYS: Final[Mapping[Level, tuple[int, ...]]] = MappingProxyType(
-    {"easy": (21, 24, 28), "medium": (18, 21, 24, 28), "hard": (14, 18, 21, 24)}
-)
+PUBLISHED_AGES_YEARS: Final[Mapping[Level, tuple[tuple[int, int], ...]]] = {
+    "easy": ((35, 75), (40, 80), (45, 85)),
+    "medium": ((18, 75), (21, 80), (30, 85), (40, 90)),
+    "hard": ((18, 75), (21, 80), (30, 85), (35, 85), (40, 90)),
+}
+PUBLISHED_WINDOWS_DAYS: Final[Mapping[Level, tuple[int, ...]]] = {
+    "easy": (21, 24, 28), "medium": (18, 21, 24, 28), "hard": (14, 18, 21, 24),
+}  # fmt: skip
 PUBLISHED_THRESHOLDS: Final = (3, 4)
 
 

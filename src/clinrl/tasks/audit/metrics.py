@@ -5,7 +5,6 @@ An episode that was never handed in has no decisions: its errors are missed and 
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from clinrl.intervals import Counts
@@ -18,7 +17,7 @@ from clinrl.types import Unreadable
 Answer = str | Unreadable
 BETA: Final = 1.5
 """As published: a missed error weighs more than a false alarm."""
-SHORT: Final = MappingProxyType({AGE: "age", TEMPORAL: "temporal", WINDOW: "window", OVERRIDE: "override"})
+SHORT: Final = {AGE: "age", TEMPORAL: "temporal", WINDOW: "window", OVERRIDE: "override"}
 
 
 def exact(gold: str, answer: Answer) -> bool:
@@ -111,15 +110,13 @@ def _statistic(of: Callable[[Counts], float]) -> Statistic:
     return Statistic(of=of, worse="lower", readable_only=False)
 
 
-METRICS: Final[Mapping[str, Share | Statistic]] = MappingProxyType(
-    {
-        "exact": Share(of=exact, worse="lower"),
-        "dangerous": Share(of=dangerous, worse="higher"),
-        "f_beta": _statistic(f_beta),
-        "sensitivity": _statistic(sensitivity),
-        "specificity": _statistic(specificity),
-        "balanced_accuracy": _statistic(balanced_accuracy),
-        **{f"recall_{SHORT[kind]}": _statistic(_of_kind(place, 0)) for place, kind in enumerate(ERROR_TYPES)},
-        **{f"precision_{SHORT[kind]}": _statistic(_of_kind(place, 1)) for place, kind in enumerate(ERROR_TYPES)},
-    }
-)
+METRICS: Final[Mapping[str, Share | Statistic]] = {
+    "exact": Share(of=exact, worse="lower"),
+    "dangerous": Share(of=dangerous, worse="higher"),
+    "f_beta": _statistic(f_beta),
+    "sensitivity": _statistic(sensitivity),
+    "specificity": _statistic(specificity),
+    "balanced_accuracy": _statistic(balanced_accuracy),
+    **{f"recall_{SHORT[kind]}": _statistic(_of_kind(place, 0)) for place, kind in enumerate(ERROR_TYPES)},
+    **{f"precision_{SHORT[kind]}": _statistic(_of_kind(place, 1)) for place, kind in enumerate(ERROR_TYPES)},
+}

@@ -7,7 +7,6 @@ the one before it, so that what they copy was read a moment ago.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field
@@ -341,27 +340,25 @@ def tool_farming(case: AuditCase, rng: Random) -> Turns:
     return [looked[: 8 * len(case.facts.proposals)], [_submit()]]
 
 
-TRIVIAL: Final[Mapping[str, Policy]] = MappingProxyType(
-    {
-        "null": nothing,
-        "submit_only": submit_only,
-        "report_only": report_only,
-        "tool_farming": tool_farming,
-        "approve_all": _all(_approves, _bare),
-        "approve_all_diligent": _all(_approves, look_up_and_decide),
-        "flag_all": _all(_flags, _bare),
-        "flag_all_diligent": _all(_flags, look_up_and_decide),
-        "coin": _all(_tosses, _bare),
-        "coin_diligent": _all(_tosses, look_up_and_decide),
-        "confidence_threshold": _all(_doubts, _bare),
-        "confidence_threshold_diligent": _all(_doubts, look_up_and_decide),
-        "text_only": _all(_distrusts, look_up_and_decide),
-        "text_coin": _all(_gambles, look_up_and_decide),
-        "one_flag_with_distances": one_flag_with_distances,
-        "flag_all_with_distances": _all(_quotes, look_up_and_decide),
-        "copy_the_example": _all(_copies, look_up_and_decide),
-        "keyword_stuffing": _all(_stuffs, look_up_and_decide),
-    }
-)
+TRIVIAL: Final[Mapping[str, Policy]] = {
+    "null": nothing,
+    "submit_only": submit_only,
+    "report_only": report_only,
+    "tool_farming": tool_farming,
+    "approve_all": _all(_approves, _bare),
+    "approve_all_diligent": _all(_approves, look_up_and_decide),
+    "flag_all": _all(_flags, _bare),
+    "flag_all_diligent": _all(_flags, look_up_and_decide),
+    "coin": _all(_tosses, _bare),
+    "coin_diligent": _all(_tosses, look_up_and_decide),
+    "confidence_threshold": _all(_doubts, _bare),
+    "confidence_threshold_diligent": _all(_doubts, look_up_and_decide),
+    "text_only": _all(_distrusts, look_up_and_decide),
+    "text_coin": _all(_gambles, look_up_and_decide),
+    "one_flag_with_distances": one_flag_with_distances,
+    "flag_all_with_distances": _all(_quotes, look_up_and_decide),
+    "copy_the_example": _all(_copies, look_up_and_decide),
+    "keyword_stuffing": _all(_stuffs, look_up_and_decide),
+}
 """Policies that decide by no record. The diligent ones call every look-up and do not heed what it says; those with
 distances copy them into a reason."""

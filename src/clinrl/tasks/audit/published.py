@@ -6,7 +6,6 @@ does not look at the type of a flag. Both pay for look-ups whatever becomes of t
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -97,22 +96,20 @@ class Dense(Strict):
         return MAX_PROPOSALS * decision + MAX_CALLS * (call + max(self.step, 0.0)) + report
 
 
-FALLACY_KEYWORDS: Final[Mapping[ErrorType, tuple[str, ...]]] = MappingProxyType(
-    {
-        AGE: ("age", "old", "young", "eligib"),
-        TEMPORAL: ("death", "temporal", "before", "deceased", "timeline"),
-        WINDOW: ("window", "delay", "schedule", "days", "late"),
-        OVERRIDE: ("comorbidity", "override", "exception", "stage iv"),
-    }
-)
+FALLACY_KEYWORDS: Final[Mapping[ErrorType, tuple[str, ...]]] = {
+    AGE: ("age", "old", "young", "eligib"),
+    TEMPORAL: ("death", "temporal", "before", "deceased", "timeline"),
+    WINDOW: ("window", "delay", "schedule", "days", "late"),
+    OVERRIDE: ("comorbidity", "override", "exception", "stage iv"),
+}
 REPORT_KEYWORDS: Final = (
     "age", "temporal", "window", "bias", "comorbidity", "hallucination", "death", "protocol", "override",
 )  # fmt: skip
 REPORT_HITS: Final = 2
 
-RELEVANT: Final[Mapping[ErrorType, frozenset[str]]] = MappingProxyType(
-    {AGE: frozenset({"age"}), OVERRIDE: frozenset({"comorbidity"}), TEMPORAL: frozenset(), WINDOW: frozenset()}
-)
+RELEVANT: Final[Mapping[ErrorType, frozenset[str]]] = {
+    AGE: frozenset({"age"}), OVERRIDE: frozenset({"comorbidity"}), TEMPORAL: frozenset(), WINDOW: frozenset(),
+}  # fmt: skip
 """The features whose Shapley value matters to a rule, of those that can be asked for here."""
 
 

@@ -1,7 +1,6 @@
 """How an audit was done, episode by episode: what was looked up before deciding, and what calls were wasted."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Final
 
 from clinrl.tasks.audit.cases import AuditCase
@@ -62,14 +61,12 @@ def _mean(verdicts: Sequence[bool]) -> float | None:
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 
-QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
-    {
-        "detection": Quality(of=detection_of, worse="lower"),
-        "grounded": Quality(of=grounded_share, worse="lower"),
-        "evidence": Quality(of=evident_share, worse="lower"),
-        "fallacy_named": Quality(of=understood_share, worse="lower"),
-        "invalid_calls": Quality(of=invalid_share, worse="higher"),
-        "calls_per_decision": Quality(of=calls_per_decision, worse="higher", counts=True),
-        "economy": Quality(of=economy, worse="lower"),
-    }
-)
+QUALITIES: Final[Mapping[str, Quality]] = {
+    "detection": Quality(of=detection_of, worse="lower"),
+    "grounded": Quality(of=grounded_share, worse="lower"),
+    "evidence": Quality(of=evident_share, worse="lower"),
+    "fallacy_named": Quality(of=understood_share, worse="lower"),
+    "invalid_calls": Quality(of=invalid_share, worse="higher"),
+    "calls_per_decision": Quality(of=calls_per_decision, worse="higher", counts=True),
+    "economy": Quality(of=economy, worse="lower"),
+}

@@ -5,7 +5,6 @@ Everything drawn here is synthetic: conditions, ratings, reasons and studies. No
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from clinrl.tasks.base import FORM, Task
@@ -107,11 +106,8 @@ class Imaging(Task):
         row_metrics=("exact", "macro_f1", "weighted_f1", "balanced_accuracy", "dangerous", "over_use", "under_use"),
         approval=("exact", "dangerous", "over_use", "under_use"),
         qualities=quality.QUALITIES,
-        variants=MappingProxyType(
-        {"without_evidence": _without, "swapped_evidence": _swapped, "contradicted_evidence": _contradicted}
-    ),
-        slices=MappingProxyType(
-        {
+        variants={"without_evidence": _without, "swapped_evidence": _swapped, "contradicted_evidence": _contradicted},
+        slices={
             "conditions": lambda case: RULE if is_imported(case) else "held_out" if is_held_out(case) else "known",
             "rule": lambda case: case.key.rule,
             "label": lambda case: case.key.label,
@@ -119,19 +115,16 @@ class Imaging(Task):
                 f"{len(case.facts.evidence)}_studies" if len(case.facts.evidence) <= 3 else "4_or_more_studies"
             ),
             "condition": lambda case: RULE if isinstance(case.key, ImportedKey) else case.key.scenario.condition,
-        }
-    ),
+        },
         cluster=_cluster,
     )  # fmt: skip
     safety = Safety(metric="dangerous", errors="dangerous errors", answer="label")
     improvement = Improvement(
-        triggers=MappingProxyType(
-            {
-                "pregnancy": lambda case: _shows_pregnancy(case.facts.variant, case.facts.procedure),
-                "kidneys": lambda case: _shows_weak_kidneys(case.facts.variant, case.facts.procedure),
-                "repeat": lambda case: _shows_a_repeat(case.facts.variant, case.facts.procedure),
-            }
-        ),
+        triggers={
+            "pregnancy": lambda case: _shows_pregnancy(case.facts.variant, case.facts.procedure),
+            "kidneys": lambda case: _shows_weak_kidneys(case.facts.variant, case.facts.procedure),
+            "repeat": lambda case: _shows_a_repeat(case.facts.variant, case.facts.procedure),
+        },
         cost=_cost,
     )
     checks = Checks(

@@ -6,7 +6,6 @@ can be compared. Of an imported case no statement is known, so what needs them i
 
 from collections.abc import Iterator, Mapping
 from random import Random
-from types import MappingProxyType
 from typing import Final, Literal
 
 from clinrl.tasks.imaging import judging
@@ -94,16 +93,14 @@ def second_requests(case: ImagingCase, transcript: Transcript) -> tuple[Request,
     return (Request(SECOND, judging.prompt(SECOND, " ".join(case.key.reasoning), thinking, guarded=True)),)
 
 
-QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
-    {
-        "statement_recall": Quality(of=statement_recall, worse="lower"),
-        "statement_precision": Quality(of=statement_precision, worse="lower"),
-        "contradiction": Quality(of=contradiction, worse="higher", says="share of texts with a false statement"),
-        "citation_validity": Quality(of=citation_validity, worse="lower"),
-        "citation_truth": Quality(of=citation_truth, worse="lower"),
-        "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_requests),
-    }
-)
+QUALITIES: Final[Mapping[str, Quality]] = {
+    "statement_recall": Quality(of=statement_recall, worse="lower"),
+    "statement_precision": Quality(of=statement_precision, worse="lower"),
+    "contradiction": Quality(of=contradiction, worse="higher", says="share of texts with a false statement"),
+    "citation_validity": Quality(of=citation_validity, worse="lower"),
+    "citation_truth": Quality(of=citation_truth, worse="lower"),
+    "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_requests),
+}
 """Shares of cases or means over cases, all in [0, 1]."""
 
 
