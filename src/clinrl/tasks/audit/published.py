@@ -11,18 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from clinrl.tasks.audit.cases import MAX_PROPOSALS, AuditCase, Truth
-from clinrl.tasks.audit.env import (
-    APPROVE,
-    COHORT,
-    FLAG,
-    INVESTIGATE,
-    REVIEW,
-    SHAP,
-    SUBMIT,
-    TIMELINE,
-    Call,
-    calls_for,
-)
+from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE, Call, calls_for
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, ErrorType
 from clinrl.types import Strict
 
