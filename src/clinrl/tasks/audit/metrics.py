@@ -11,18 +11,13 @@ from clinrl.intervals import Counts
 from clinrl.tasks.audit.episodes import APPROVED, parts, read_decisions
 from clinrl.tasks.audit.published import f_beta as f_of
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
-from clinrl.tasks.parts import Share, Statistic
+from clinrl.tasks.parts import EXACT_SHARE, Share, Statistic
 from clinrl.types import Unreadable
 
 Answer = str | Unreadable
 BETA: Final = 1.5
 """As published: a missed error weighs more than a false alarm."""
 SHORT: Final = {AGE: "age", TEMPORAL: "temporal", WINDOW: "window", OVERRIDE: "override"}
-
-
-def exact(gold: str, answer: Answer) -> bool:
-    """Whether every proposal is decided as it should be, each error by its type."""
-    return answer == gold
 
 
 def dangerous(gold: str, answer: Answer) -> bool | None:
@@ -111,7 +106,7 @@ def _statistic(of: Callable[[Counts], float]) -> Statistic:
 
 
 METRICS: Final[Mapping[str, Share | Statistic]] = {
-    "exact": Share(of=exact, worse="lower"),
+    "exact": EXACT_SHARE,
     "dangerous": Share(of=dangerous, worse="higher"),
     "f_beta": _statistic(f_beta),
     "sensitivity": _statistic(sensitivity),
