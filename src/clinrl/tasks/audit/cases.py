@@ -108,8 +108,6 @@ class LevelSpec(Strict):
     """How the episodes of a level are drawn."""
 
     proposals: tuple[int, int]
-    long: tuple[int, int] | None = None
-    """Proposals of the share `LONG` of the episodes; None: of none."""
     about: Mapping[ErrorType, float]
     """Weights of the rules that texts dwell on."""
     elsewhere: float = 0.0
@@ -122,17 +120,12 @@ class LevelSpec(Strict):
 
 
 LEVELS: Final[Mapping[Level, LevelSpec]] = {
-    "easy": LevelSpec(proposals=SHORT_LENGTH, long=LONG_LENGTH, about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
+    "easy": LevelSpec(proposals=SHORT_LENGTH, about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
     "medium": LevelSpec(
-        proposals=SHORT_LENGTH,
-        long=LONG_LENGTH,
-        about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4},
-        elsewhere=0.15,
-        citations=(1, 1),
+        proposals=SHORT_LENGTH, about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4}, elsewhere=0.15, citations=(1, 1)
     ),
     "hard": LevelSpec(
         proposals=SHORT_LENGTH,
-        long=LONG_LENGTH,
         about={AGE: 0.3, TEMPORAL: 0.25, WINDOW: 0.35, OVERRIDE: 0.1},
         elsewhere=0.25,
         citations=(1, 2),
@@ -169,14 +162,11 @@ CONFIDENCE: Final = (0.75, 0.97)
 OTHERS: Final = (2, 3)
 """How many patients have a record and are not proposed."""
 
-POOL_SHARE: Final[Mapping[Pool, int]] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
-"""Percentage of protocols in each pool."""
-
 
 @cache  # the number of protocols is fixed, so the cache is bounded
 def pool_of(group: str) -> Pool:
     """The pool of a protocol by the hash of its name."""
-    return pool_by_hash(group, POOL_SHARE)
+    return pool_by_hash(group)
 
 
 def cases(
@@ -202,7 +192,7 @@ def _draw(rng: Random, level: Level, pool: Pool, emphasis: Mapping[str, float], 
     while protocol is None or pool_of(group) != pool:
         protocol = _protocol(rng, level, published=published)
         group = f"{level}/{protocol.protocol_id}"
-    n = rng.randint(*(spec.long if spec.long and rng.random() < LONG else spec.proposals))
+    n = rng.randint(*(LONG_LENGTH if not published and rng.random() < LONG else spec.proposals))
     wrong = _wrong_as_published(rng, n) if published else _wrong(rng, n)
     actions: list[Action] = ["reject" if not published and rng.random() < REJECTED else "clear" for _ in wrong]
     weights = [share * emphasis.get(rule, 1.0) for rule, share in spec.about.items()]

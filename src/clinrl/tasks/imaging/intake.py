@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from clinrl.errors import DataError
 from clinrl.tasks import json_reader
-from clinrl.tasks.base import pool_at
 from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.imaging import answer, imported
 from clinrl.tasks.imaging.answer import LABELS
@@ -31,9 +30,9 @@ from clinrl.tasks.importing import (
     clean,
     fields_of,
     normalise,
-    percentile,
     pseudonym,
     sift,
+    use_of,
 )
 from clinrl.tasks.json_reader import TWICE, Records
 from clinrl.types import Pool, Unreadable
@@ -155,7 +154,7 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
                 raise Unclear("appropriateness", "another row gives the same request another label")
             if triplet in seen:
                 raise Unclear(WHOLE, "an earlier row has the same condition, variant and procedure")
-            taken = _taken(row, request, part.use or pool_at(percentile(whose), SHARES))
+            taken = _taken(row, request, part.use or use_of(whose, SHARES))
             seen.add(triplet)
             return taken
 
