@@ -11,11 +11,11 @@ from clinrl.tasks.base import FORM, Task
 from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import MIXES, ImagingCase, cases, is_held_out, pool_of, with_evidence
-from clinrl.tasks.imaging.guideline import MODALITIES, RADIATION, true_yield
+from clinrl.tasks.imaging.guideline import BY_ID, MODALITIES, RADIATION, true_yield
 from clinrl.tasks.imaging.imported import MAX_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
-from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
+from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, decide
 from clinrl.tasks.importing import is_imported, normalise, pseudonym
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
@@ -49,7 +49,7 @@ def _contradicted(case: ImagingCase) -> ImagingCase | None:
     if isinstance(case.key, ImportedKey):
         return None
     s, found = case.key.scenario, case.key.studies
-    truth = true_yield(condition_of(s), s.target, s.modality)
+    truth = true_yield(BY_ID[s.condition], s.target, s.modality)
     if all(evidence.stance(study, s, truth) == "elsewhere" for study in found):
         return None
     return with_evidence(case, evidence.contradict(found, s, truth, case.id))
@@ -70,23 +70,23 @@ def _cost(gold: str, answer: str | Unreadable) -> float:
     return 1.0 if isinstance(answer, Unreadable) else abs(LABELS.index(answer) - LABELS.index(gold)) / 2
 
 
-def _shows_pregnancy(variant: str, procedure: str) -> bool:
-    return "pregnant" in variant.lower() and RADIATION.get(_named(procedure), 0) >= 2
+def _shows_pregnancy(case: ImagingCase) -> bool:
+    return "pregnant" in case.facts.variant.lower() and RADIATION.get(_named(case), 0) >= 2
 
 
-def _shows_weak_kidneys(variant: str, procedure: str) -> bool:
-    rate = re.search(r"\beGFR (\d{1,3})\b", variant)
-    return rate is not None and int(rate[1]) < EGFR_LIMIT and procedure.endswith(" with contrast")
+def _shows_weak_kidneys(case: ImagingCase) -> bool:
+    rate = re.search(r"\beGFR (\d{1,3})\b", case.facts.variant)
+    return rate is not None and int(rate[1]) < EGFR_LIMIT and case.facts.procedure.endswith(" with contrast")
 
 
-def _shows_a_repeat(variant: str, procedure: str) -> bool:
-    named = _named(procedure)
-    return named is not None and (f"{named} was unclear" in variant or f"{named.capitalize()} was unclear" in variant)
+def _shows_a_repeat(case: ImagingCase) -> bool:
+    named = _named(case)
+    return named is not None and any(f"{one} was unclear" in case.facts.variant for one in (named, named.capitalize()))
 
 
-def _named(procedure: str) -> Any:
+def _named(case: ImagingCase) -> Any:
     """The modality that a procedure begins with; None for one that is called otherwise, as imported ones may be."""
-    return next((modality for modality in MODALITIES if procedure.startswith(modality)), None)
+    return next((modality for modality in MODALITIES if case.facts.procedure.startswith(modality)), None)
 
 
 class Imaging(Task):
@@ -121,9 +121,9 @@ class Imaging(Task):
     safety = Safety(metric="dangerous", errors="dangerous errors", answer="label")
     improvement = Improvement(
         triggers={
-            "pregnancy": lambda case: _shows_pregnancy(case.facts.variant, case.facts.procedure),
-            "kidneys": lambda case: _shows_weak_kidneys(case.facts.variant, case.facts.procedure),
-            "repeat": lambda case: _shows_a_repeat(case.facts.variant, case.facts.procedure),
+            "pregnancy": _shows_pregnancy,
+            "kidneys": _shows_weak_kidneys,
+            "repeat": _shows_a_repeat,
         },
         cost=_cost,
     )

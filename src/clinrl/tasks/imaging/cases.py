@@ -43,7 +43,7 @@ from clinrl.tasks.imaging.rules import (
     deciding_rule,
     weak_kidneys,
 )
-from clinrl.tasks.imaging.statements import Statement, of_decision, word
+from clinrl.tasks.imaging.statements import CITES, RATING, STANCES, Statement, slots, word
 from clinrl.types import Case, Pool, Strict
 
 
@@ -186,9 +186,18 @@ def variant_of(s: Scenario) -> str:
 
 
 def statements(s: Scenario, found: tuple[Study, ...], decision: Decision) -> tuple[Statement, ...]:
-    """What a reader with this decision says of a request and its evidence."""
-    stances = {study.number: evidence.stance(study, s, decision.shown) for study in found}
-    return of_decision(s, decision, stances)
+    """What a reader with this decision states, in order: yield, rules, studies, rating.
+
+    A wrong region ends the matter: then there is no statement about the yield or the evidence.
+    """
+    made = [Statement(rule, tuple(getattr(s, slot) for slot in slots(rule))) for rule in decision.applied]
+    if "wrong_region" not in decision.applied:
+        stances = [(str(study.number), STANCES[evidence.stance(study, s, decision.shown)]) for study in found]
+        made = [
+            Statement(f"shows_{decision.shown}", (s.modality, s.target)), *made,
+            *(Statement(CITES, stance) for stance in stances),
+        ]  # fmt: skip
+    return (*made, Statement(RATING, (str(decision.rating),)))
 
 
 def sentences(s: Scenario, found: tuple[Study, ...], decision: Decision, seed: str) -> tuple[str, ...]:
