@@ -118,8 +118,6 @@ class Intake:
     kept: int = 0
     elsewhere: int = 0
     """Sound rows whose patients belong to another pool."""
-    shown: int = 0
-    """Rows that a progress bar has counted."""
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By column and reason."""
 

@@ -115,7 +115,6 @@ class Audit(Task):
         return episodes.write(case, policies.work(case, omit), thinking=thinking)
 
     def omittable(self, case: AuditCase) -> tuple[str, ...]:
-        """The rules whose omission changes a decision."""
         made = {rule: self.gold(case, thinking=False, omit=frozenset({rule})) for rule in policies.RULES}
         return tuple(rule for rule, done in made.items() if episodes.parse(done) != self.label(case))
 
@@ -133,7 +132,6 @@ class Audit(Task):
         return episodes.format_decisions(decided)
 
     def row(self, case: AuditCase) -> dict[str, Any]:
-        """A flat row for the table of expectations."""
         found = differences_of(case.facts)
         lines = [
             *(message.content for message in prompt(case.facts) if message.role == "user"),

@@ -187,11 +187,9 @@ class Esi(Task):
         }
 
     def score(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Score:
-        """The reward of a transcript's last turn."""
         return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript), reward)
 
     def policies(self) -> Mapping[str, Policy]:
-        """Ways to answer without reading, and "mediocre", by name."""
         return POLICIES
 
 

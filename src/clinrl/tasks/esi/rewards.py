@@ -91,12 +91,10 @@ class Reward(Strict):
 
     @property
     def low(self) -> float:
-        """The least total that any outcome can have."""
         return min(self._readable[0], self.unreadable)
 
     @property
     def high(self) -> float:
-        """The greatest total that any outcome can have."""
         return max(self._readable[1], self.unreadable)
 
     @property

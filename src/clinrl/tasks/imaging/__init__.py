@@ -161,7 +161,6 @@ class Imaging(Task):
     gold = staticmethod(gold)
 
     def label(self, case: ImagingCase) -> str:
-        """The gold label."""
         return case.key.label
 
     def parse(self, transcript: Transcript) -> str | Unreadable:
@@ -169,7 +168,6 @@ class Imaging(Task):
         return answer.parse(last_turn(transcript))
 
     def omittable(self, case: ImagingCase) -> tuple[str, ...]:
-        """The rules whose omission changes this case's label."""
         if isinstance(case.key, ImportedKey):
             return ()
         s, believed = case.key.scenario, evidence.find_majority(case.key.studies, case.key.scenario)
@@ -214,7 +212,6 @@ class Imaging(Task):
         return rewards.score(case, transcript, reward, NO_RESPONSES)
 
     def policies(self) -> Mapping[str, Policy]:
-        """Ways to answer without reading, and "mediocre", by name."""
         return POLICIES
 
 
