@@ -168,7 +168,9 @@ def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) 
                 terms["detection"] += numbers.flag if truth.error else numbers.false_flag
                 terms["fallacy"] += numbers.fallacy * _names_a_keyword(truth, call.arguments["reason"])
         elif call.tool == SUBMIT:
-            terms["report"] += numbers.report + numbers.report_quality * _is_wordy(call.arguments["report"])
+            report = call.arguments["report"].lower()
+            is_wordy = sum(word in report for word in REPORT_KEYWORDS) >= REPORT_HITS
+            terms["report"] += numbers.report + numbers.report_quality * is_wordy
             terms["report"] += numbers.completion * (decided >= numbers.completion_share * len(truths))
         else:
             terms["look_ups"] += _look_up(call, broken, numbers)
@@ -194,7 +196,3 @@ def _look_up(call: Call, broken: Mapping[str, ErrorType | None], numbers: Dense)
 
 def _names_a_keyword(truth: Truth, reason: str) -> bool:
     return truth.error is not None and any(word in reason.lower() for word in FALLACY_KEYWORDS[truth.error])
-
-
-def _is_wordy(report: str) -> bool:
-    return sum(word in report.lower() for word in REPORT_KEYWORDS) >= REPORT_HITS

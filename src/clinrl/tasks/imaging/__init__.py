@@ -32,10 +32,6 @@ POLICIES = lazy_policies(
 """Ways to answer without reading, and the mediocre reader."""
 
 
-def _without(case: ImagingCase) -> ImagingCase | None:
-    return with_evidence(case, ()) if case.facts.evidence else None
-
-
 def _swapped(case: ImagingCase) -> ImagingCase | None:
     """Only of drawn cases: studies of other conditions are drawn like them."""
     if isinstance(case.key, ImportedKey):
@@ -106,7 +102,11 @@ class Imaging(Task):
         row_metrics=("exact", "macro_f1", "weighted_f1", "balanced_accuracy", "dangerous", "over_use", "under_use"),
         approval=("exact", "dangerous", "over_use", "under_use"),
         qualities=quality.QUALITIES,
-        variants={"without_evidence": _without, "swapped_evidence": _swapped, "contradicted_evidence": _contradicted},
+        variants={
+            "without_evidence": lambda case: with_evidence(case, ()) if case.facts.evidence else None,
+            "swapped_evidence": _swapped,
+            "contradicted_evidence": _contradicted,
+        },
         slices={
             "conditions": lambda case: RULE if is_imported(case) else "held_out" if is_held_out(case) else "known",
             "rule": lambda case: case.key.rule,

@@ -238,7 +238,9 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
         raise Unclear(column, "is empty")
     if not isinstance(given, list) or not all(isinstance(line, str) for line in given):
         raise Unclear(column, "is no list of sentences")
-    found = tuple(_close(sentence) for line in given for sentence in split(clean(line)))
+    sentences = (sentence for line in given for sentence in split(clean(line)))
+    # Without its full stop a sentence would run into the next one.
+    found = tuple(sentence if _CLOSED.search(sentence) else f"{sentence}." for sentence in sentences)
     if not found:
         raise Unclear(column, "is empty")
     if len(found) > imported.MAX_SENTENCES:
@@ -320,8 +322,3 @@ def _number(name: str, column: str) -> int:
     if int(match[1]) not in NUMBERS:
         raise Unclear(column, f"has a reference number outside {NUMBERS[0]} to {NUMBERS[-1]}")
     return int(match[1])
-
-
-def _close(sentence: str) -> str:
-    """A sentence with its full stop, without which it would run into the next one."""
-    return sentence if _CLOSED.search(sentence) else f"{sentence}."
