@@ -82,7 +82,8 @@ specificity = _share(attrgetter("approved"), attrgetter("clean"))
 def f_beta(counts: Counts) -> float:
     """F-beta of the flags, beta 1.5."""
     found = [(tally(*audit), n) for audit, n in counts.items()]
-    errors, flags, hits = (sum(n * one[place] for one, n in found) for place in range(3))
+    hits = sum(n * one.hits for one, n in found)
+    flags, errors = sum(n * one.flags for one, n in found), sum(n * one.errors for one, n in found)
     return f_of(hits / flags, hits / errors, BETA) if hits else 0.0
 
 
