@@ -294,4 +294,8 @@ def _drawn(path: Path, width: float, height: float) -> "Iterator[Figure]":
         figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.07))
         FigureCanvasAgg(figure)
         yield figure
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
+        _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
