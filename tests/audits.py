@@ -7,17 +7,7 @@ from typing import Any, Final
 from clinrl.tasks.audit.cases import AuditCase, AuditFacts, differences_of
 from clinrl.tasks.audit.env import SUBMIT, AuditEnv, Call, perform
 from clinrl.tasks.audit.evidence import write
-from clinrl.tasks.audit.policies import (
-    Action,
-    Policy,
-    Slips,
-    Turns,
-    approve,
-    flag,
-    look_up_and_decide,
-    mediocre,
-    read_and_decide,
-)
+from clinrl.tasks.audit.policies import Action, Policy, Turns, approve, flag, look_up_and_decide, mediocre, work
 
 
 def was_submitted(log: Iterable[Call]) -> bool:
@@ -54,7 +44,7 @@ def oracle(case: AuditCase, rng: Random) -> Turns:
 
 def reader(case: AuditCase, rng: Random) -> Turns:
     """Decides by the rules, from the prompt and what the tools say alone."""
-    return read_and_decide(case, rng, Slips())
+    return [turn.actions for turn in work(case)]
 
 
 READERS: Final[Mapping[str, Policy]] = {"oracle": oracle, "reader": reader, "mediocre": mediocre}

@@ -19,7 +19,7 @@ from clinrl.models.judges import Judges
 from clinrl.reports.render import table
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import progress
-from clinrl.tasks.imaging import judging, quality
+from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.parts import Request
 
@@ -37,9 +37,7 @@ SEED = 90210
 def agreement(judges: Judges, judge: Any, n: int) -> dict[str, Any]:
     """A judge's scores against the rules', by key and for the lowest of the three, which a reward pays."""
     drawn = list(cases(n, SEED, pool="mine", mix="balanced"))
-    pairs = list(
-        judging.lessons(judge, n, SEED, drawn, falsify=quality.falsify, paraphrase=quality.reword, same=quality.is_same)
-    )
+    pairs = list(judging.lessons(judge, n, SEED, drawn))
     with progress(judge, n) as advance:
         replies = []
         for start in range(0, n, 64):

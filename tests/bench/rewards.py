@@ -15,7 +15,7 @@ from clinrl import paths
 from clinrl.models import judges
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task, requests_of
-from clinrl.tasks.imaging import quality
+from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import cases
 from clinrl.types import Message, Transcript
 
@@ -33,7 +33,7 @@ def main() -> None:
     drawn = list(cases(N, 4, pool="mine", mix="balanced"))
     pairs = []
     for case in drawn:
-        said = " ".join(quality.reword(sentence, rng) for sentence in rng.choice([case, drawn[0]]).key.reasoning)
+        said = " ".join(judging.reword(sentence, rng) for sentence in rng.choice([case, drawn[0]]).key.reasoning)
         turn = Message(role="assistant", content=f"<answer>{case.key.label}</answer>", thinking=said)
         pairs.append((case, Transcript(messages=(turn,), stop="answered")))
     rows: list[tuple[Any, ...]] = []

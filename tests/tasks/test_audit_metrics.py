@@ -13,7 +13,6 @@ from clinrl.tasks.audit.metrics import (
     SHORT,
     balanced_accuracy,
     dangerous,
-    exact,
     f_beta,
     sensitivity,
     specificity,
@@ -48,7 +47,7 @@ def texts(audit):
     ],
 )
 def test_an_audit_is_dangerous_if_an_error_passes_and_exact_if_all_is_right(answer, is_exact, is_dangerous):
-    assert exact(GOLD, answer) is is_exact
+    assert METRICS["exact"].of(GOLD, answer) is is_exact
     assert dangerous(GOLD, answer) is is_dangerous
 
 

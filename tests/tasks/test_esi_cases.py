@@ -6,8 +6,9 @@ from typing import get_args
 
 import pytest
 
+from clinrl.tasks.base import POOL_SHARE
 from clinrl.tasks.esi import rules, triggers
-from clinrl.tasks.esi.cases import CELLS, MIXES, POOL_SHARE, EsiCase, cases, pool_of, retold
+from clinrl.tasks.esi.cases import CELLS, MIXES, EsiCase, cases, pool_of, retold
 from clinrl.tasks.esi.complaints import COMPLAINTS, FINDING_SAYS, HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL
 from clinrl.tasks.esi.narrative import NOBODY_WALKS, SILENT

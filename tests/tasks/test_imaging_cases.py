@@ -19,7 +19,7 @@ from clinrl.tasks.imaging.cases import (
     variant_of,
 )
 from clinrl.tasks.imaging.guideline import BY_ID, HELD_OUT, true_yield
-from clinrl.tasks.imaging.rules import condition_of, decide
+from clinrl.tasks.imaging.rules import decide
 from clinrl.tasks.imaging.statements import CITES, WORDINGS, Statement, read, slots, word
 
 TASK = get_task("imaging")
@@ -94,7 +94,7 @@ def test_a_classifier_that_sees_only_whether_there_is_evidence_learns_the_prior_
 
 def stances(case):
     s = case.key.scenario
-    shown = true_yield(condition_of(s), s.target, s.modality)
+    shown = true_yield(BY_ID[s.condition], s.target, s.modality)
     return [evidence.stance(study, s, shown) for study in case.key.studies]
 
 

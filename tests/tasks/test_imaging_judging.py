@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from functools import partial
 from itertools import islice
 
 import pytest
@@ -11,12 +10,12 @@ from hypothesis import strategies as st
 
 from agreement import agreement, spread
 from attacks import NO_LITERATURE, OPENER
-from clinrl.tasks.imaging import judging, statements
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import (
     KEYS,
     WORDING,
     deny,
+    lessons,
     prompt,
     published_verdict,
     reply,
@@ -24,9 +23,7 @@ from clinrl.tasks.imaging.judging import (
     verdict,
     worth,
 )
-from clinrl.tasks.imaging.quality import falsify, is_same, reword
 
-lessons = partial(judging.lessons, falsify=falsify, paraphrase=reword, same=is_same)
 GOLD = ["CT shows a stone well here.", "Study [1] supports this.", "Study [2] says otherwise.", "The rating is 8 of 9."]
 JSON_LIKE = st.lists(
     st.one_of(
@@ -147,11 +144,8 @@ def test_rule_scores_count_sentences(said, scores):
     assert rule_scores(GOLD, said, [1, 2]) == scores
 
 
-def test_rule_scores_take_another_sameness():
-    same = lambda a, b: statements.read(a) == statements.read(b)  # noqa: E731
-    reworded = ["Here a stone is seen well on CT.", "On balance this is 8 of 9."]
-    assert rule_scores(GOLD, reworded, [1, 2]) == [0, 0, 10]
-    assert rule_scores(GOLD, reworded, [1, 2], same) == [5, 10, 10]
+def test_rule_scores_know_a_statement_in_other_words():
+    assert rule_scores(GOLD, ["Here a stone is seen well on CT.", "On balance this is 8 of 9."], [1, 2]) == [5, 10, 10]
 
 
 def test_lessons_are_the_same_each_time_and_spread_over_the_range():

@@ -37,7 +37,7 @@ def measured(case, text):
 @pytest.mark.parametrize("case", CASES[:20], ids=lambda case: case.id)
 def test_gold_is_perfect_in_every_wording(case):
     rng = Random(case.id)
-    for text in (" ".join(case.key.reasoning), " ".join(quality.reword(x, rng) for x in case.key.reasoning)):
+    for text in (" ".join(case.key.reasoning), " ".join(judging.reword(x, rng) for x in case.key.reasoning)):
         found = measured(case, text)
         assert found.pop("second_opinion") == 0.4
         cites = any(read(sentence).kind == CITES for sentence in case.key.reasoning)
@@ -120,7 +120,7 @@ def test_what_is_false_of_the_request_is_a_contradiction():
     rng = Random(1)
     for case in CASES[:50]:
         sentence = next(x for x in case.key.reasoning if read(x).kind == "rating")
-        assert measured(case, quality.falsify(sentence, rng))["contradiction"] == 1.0
+        assert measured(case, judging.falsify(sentence, rng))["contradiction"] == 1.0
 
 
 def test_studies_that_do_not_exist_are_not_valid_citations():

@@ -25,16 +25,7 @@ from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.imported import fields
 from clinrl.tasks.imaging.imported import fields as imaging_fields
-from clinrl.tasks.importing import (
-    check_apart,
-    fingerprint,
-    group_of,
-    normalise,
-    percentile,
-    pool_of,
-    pseudonym,
-    withheld,
-)
+from clinrl.tasks.importing import MARK, check_apart, fingerprint, normalise, pool_of, pseudonym, use_of, withheld
 from clinrl.types import Graded, Message, Transcript, transcript_of
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +50,7 @@ def case(narrative: str, group: str, level: int = 2):
 
 @given(st.sampled_from(["base", "train", "mine", "exam"]), st.text(min_size=1))
 def test_a_group_names_its_pool(use, text):
-    group = group_of(use, pseudonym("subject", text))
+    group = f"{use}{MARK}{pseudonym('subject', text)}"
     assert pool_of(group) == TASK.pool_of(group) == use
     assert text not in group or len(text) < 5
 
@@ -67,7 +58,7 @@ def test_a_group_names_its_pool(use, text):
 @given(st.text())
 def test_a_group_of_a_drawn_case_names_none(text):
     assert pool_of(text) is None or "/imported/" in text
-    assert 0 <= percentile(pseudonym("subject", text)) < 100
+    assert use_of(pseudonym("subject", text), {"train": 99, "exam": 1}) in ("train", "exam")
 
 
 @pytest.mark.parametrize("group", ["chest pain/acs/0FHVPRD", "x/imported/1", "imported", "/imported/"])

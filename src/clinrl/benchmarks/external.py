@@ -108,14 +108,17 @@ def report_of(run: Run, responses: Responses = NO_RESPONSES) -> ExternalReport:
     counts = Counter(run.golds)
     same = published is not None and all(counts[label] == published.labels[label] for label in task.labels)
     figures = {f"{run.model.name}, mode {mode}": report.metrics for mode, report in reports.items()}
-    figures |= lazy
+    figures = {
+        row: {name: found[name] for name in task.reporting.external if name in found}
+        for row, found in (figures | lazy).items()
+    }
     return ExternalReport(
         name=run.model.name,
         data=run.model.exam,
         gold={str(label): counts[label] for label in task.labels},
         reports=reports,
         lines=(
-            *(Line(name=row, n=len(run.cases), metrics=_chosen(task, metrics)) for row, metrics in figures.items()),
+            *(Line(name=row, n=len(run.cases), metrics=metrics) for row, metrics in figures.items()),
             *(published_lines(published) if published else ()),
         ),
         same_make=same,
@@ -137,10 +140,6 @@ def published_lines(published: Published) -> list[Line]:
         )
         for row in published.rows
     ]
-
-
-def _chosen(task: Task, metrics: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    return {name: metrics[name] for name in task.reporting.external if name in metrics}
 
 
 def _verdict(task: Task, counts: Mapping[Any, int], *, same: bool) -> str:

@@ -206,14 +206,19 @@ def report_of(
 
     Where there is an earlier report on the same episodes, the rows of policies and the oracle are taken from it.
     """
+    of = task.reporting.slices[published_of(task).by]
     mine = [_played(task, head, head.name, mode, cells, some) for mode, some in played.items()]
     rivals = [] if before else list(policies(task, exam))
     with progress(f"{head.name}, intervals", len(examined) + len(rivals)) as advance:
 
         def by_level(row: str, mode: str, decoding: str, transcripts: Sequence[Transcript]) -> Sat:
-            found = _by_level(task, head, row, mode, decoding, exam, transcripts)
+            pairs = list(zip(exam, transcripts, strict=True))
+            found = {
+                level: _level(task, [pair for pair in pairs if of(pair[0]) == level])
+                for level in head.settings["levels"]
+            }
             advance()
-            return found
+            return Sat(who=row, mode=mode, decoding=decoding, levels=found)
 
         my_exams = [by_level(head.name, *how, transcripts) for how, transcripts in examined.items()]
         exams = [by_level(row, "", "", transcripts) for row, transcripts in rivals]
@@ -253,24 +258,6 @@ def _played(
         found[name] = totals
         means[name] = {level: mean(some) for level, some in (by_level | {ALL: list(totals)}).items()}
     return Played(who=row, mode=mode, scores=found, means=means)
-
-
-def _by_level(
-    task: Task,
-    head: ProtocolReport,
-    row: str,
-    mode: str,
-    decoding: str,
-    exam: Sequence[Case],
-    transcripts: Sequence[Transcript],
-) -> Sat:
-    of = task.reporting.slices[published_of(task).by]
-    pairs = list(zip(exam, transcripts, strict=True))
-    levels = {
-        level: _level(task, [(case, transcript) for case, transcript in pairs if of(case) == level])
-        for level in head.settings["levels"]
-    }
-    return Sat(who=row, mode=mode, decoding=decoding, levels=levels)
 
 
 def _level(task: Task, pairs: Sequence[tuple[Case, Transcript]]) -> Level:

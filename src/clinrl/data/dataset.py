@@ -116,12 +116,12 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
             progress(name, source.lines) as advance,
         ):
             refused.write("\t".join(COLUMNS) + "\n")
-            intake = Intake(refused, without=whose(apart) if apart else frozenset())
+            intake, shown = Intake(refused, without=whose(apart) if apart else frozenset()), 0
             for line in source.cases(spec.use, intake):
                 cases.write(line + "\n")
                 if intake.kept % TICK_ROWS == 0:
-                    advance(intake.read - intake.shown)
-                    intake.shown = intake.read
+                    advance(intake.read - shown)
+                    shown = intake.read
         if not intake.kept:
             raise DataError(
                 f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"

@@ -92,12 +92,13 @@ def write(episode: Episode, *, is_again: bool = False) -> str:
 
     `is_again`: the case was shown in another mode, so its traits and the request are left out.
     """
-    withheld = [STEP + WITHHELD] if episode.withheld else _request(episode.request)
+    # The system's part is the same for every case, and stays out.
+    asked = [line for one in episode.request if one.role == "user" for line in _wrapped(one.content, STEP)]
     shown = (
         *_wrapped("; ".join(f"{what} {value}" for what, value in episode.traits.items())),
         "",
         "Request",
-        *withheld,
+        *([STEP + WITHHELD] if episode.withheld else asked),
     )
     lines = [
         *_wrapped(
@@ -115,13 +116,6 @@ def write(episode: Episode, *, is_again: bool = False) -> str:
         *_score(episode.score),
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def _request(messages: Sequence[Message]) -> Iterator[str]:
-    """What was asked about this case. The system's part is the same for every case, and stays out."""
-    for message in messages:
-        if message.role == "user":
-            yield from _wrapped(message.content, STEP)
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[str]:

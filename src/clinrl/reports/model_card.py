@@ -77,7 +77,9 @@ def with_results(
         failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(task, one)) for one in reports],
         compared=[*task.compared], errors=task.called(task.safety.metric), training=training, missing=missing,
         slices=[
-            (what, value, [_slice(one, what, value).get(name) for name in task.compared for one in reports])
+            # A mode may have no case of a value.
+            (what, value, [one.slices.get(what, {}).get(value, {}).get(name)
+                           for name in task.compared for one in reports])
             for what, values in reports[0].slices.items()
             for value in values
         ],
@@ -111,11 +113,6 @@ def _how(spec: Mapping[str, Any]) -> str:
 def _row(report: EvalReport, name: str) -> Mapping[str, Any]:
     """The metrics of somebody who answered the exam: what a good number is good against."""
     return next((row.metrics for row in report.rows if row.name == name), {})
-
-
-def _slice(report: EvalReport, what: str, value: str) -> Mapping[str, Any]:
-    """The metrics of a slice; none where no case of this mode is in it."""
-    return report.slices.get(what, {}).get(value, {})
 
 
 def _unreadable(report: EvalReport) -> str:

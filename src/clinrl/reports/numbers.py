@@ -79,24 +79,13 @@ def figures(task: Task, names: Iterable[str], found: Mapping[str, Figure]) -> li
 
 
 def figure(found: Figure | None, task: Task, name: str) -> str:
-    """A number of a row over seeds."""
+    """A number of a row over seeds; where no single cases are known, with its lowest and its highest seed."""
     if found is None:
         return ""
     if found.low is None or found.high is None:
-        return f"{_number(task, name, found.value)}, {span(found, task, name)}"
+        ends = " to ".join(_number(task, name, edge) for edge in (min(found.seeds), max(found.seeds)))
+        return f"{_number(task, name, found.value)}, {ends}"
     return metric(Estimate(value=found.value, low=found.low, high=found.high, n=found.n), task, name)
-
-
-def spans(task: Task, names: Iterable[str], found: Mapping[str, Figure]) -> list[str]:
-    """A cell for each number of a row: its lowest and its highest seed."""
-    return [span(found.get(name), task, name) for name in names]
-
-
-def span(found: Figure | None, task: Task, name: str) -> str:
-    """The lowest and the highest seed of a number."""
-    if found is None:
-        return ""
-    return " to ".join(_number(task, name, edge) for edge in (min(found.seeds), max(found.seeds)))
 
 
 def _number(task: Task, name: str, value: float) -> str:

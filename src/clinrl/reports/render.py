@@ -141,12 +141,10 @@ def environment(folder: Path) -> "Environment":
         "row": row, "head": head, "each": each, "cells": cells, "quoted": quoted, "fenced": fenced,
         "percent": numbers.percent, "decimal": numbers.decimal, "counted": numbers.counted, "points": numbers.points,
         "p_value": numbers.p_value, "p_is": numbers.p_is, "ranged": numbers.ranged, "metric": numbers.metric,
-        "change": numbers.change,
     }  # fmt: skip
     environment.globals |= {
-        "get_task": get_task, "results": results, "zip": zip,
-        "product": product, "percent": numbers.percent, "decimal": numbers.decimal, "plain": numbers.plain,
-        "metrics": numbers.metrics, "figure": numbers.figure, "figures": numbers.figures, "spans": numbers.spans,
-        "with_n": numbers.with_n, "present": numbers.present,
+        "get_task": get_task, "results": results, "product": product,
+        "percent": numbers.percent, "decimal": numbers.decimal, "plain": numbers.plain, "metrics": numbers.metrics,
+        "figure": numbers.figure, "figures": numbers.figures, "with_n": numbers.with_n, "present": numbers.present,
     }  # fmt: skip
     return environment

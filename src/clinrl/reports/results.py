@@ -139,7 +139,7 @@ def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
     Of tests over all seeds, the difference and the adjusted p; of exact tests, in how many pairs of seeds. What is not
     significant stands beside the smallest effect that its test detects; of several pairs of seeds, the largest.
     """
-    for first, second in _pairs(section):
+    for first, second in dict.fromkeys((test.first, test.second) for test in section.contrasts):
         tests = [test for test in section.contrasts if (test.first, test.second) == (first, second)]
         found: dict[str, list[str]] = {"better": [], "worse": [], SILENT: []}
         prior = ""
@@ -221,10 +221,6 @@ def least(task: Task, *tests: Contrast) -> str:
     """The smallest effect that a test detects with a probability of 80%, before adjustment; the largest of several."""
     known = [test.detectable for test in tests if test.detectable is not None]
     return _amount(max(known, default=None), is_share=task.is_share(tests[0].measure))
-
-
-def _pairs(section: Section) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((test.first, test.second) for test in section.contrasts))
 
 
 def _pooled(section: Section) -> list[Contrast]:

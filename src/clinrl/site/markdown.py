@@ -30,20 +30,16 @@ class Page:
     """Anchor, heading and text of each, for the search."""
 
 
-def read(
-    path: Path, url: str, targets: Mapping[str, str], pictures: Mapping[str, Markup] | None = None, *, deeper: int = 0
-) -> Page:
+def read(path: Path, url: str, targets: Mapping[str, str], pictures: Mapping[str, Markup] | None = None) -> Page:
     """The page of a Markdown file at a URL of the site.
 
     `targets` has the URL of every file that the site holds; a link to another file becomes its text. `pictures` has
-    figures for image files that git ignores; any other image that the site lacks is left out. `deeper` moves
-    headings down, and drops the first, for a text that is a part of a page.
+    figures for image files that git ignores; any other image that the site lacks is left out.
     """
     folder = posixpath.dirname(path.as_posix())
     tokens = reader_of_markdown().parse(_plain(path))
     title, sections, anchor, heading, text = path.stem, [], "", "", [""]
     taken: dict[str, int] = {}
-    body = []
     for place, token in enumerate(tokens):
         if token.type == "heading_open":
             sections.append((anchor, heading, " ".join(text)))
@@ -52,8 +48,6 @@ def read(
             if len(sections) == 1:
                 title = heading
             token.attrSet("id", anchor)
-        if token.type in ("heading_open", "heading_close") and deeper:
-            token.tag = f"h{min(6, int(token.tag[1]) + deeper)}"
         if token.type in ("table_open", "fence", "code_block"):  # wide ones scroll, by keys too
             token.attrSet("tabindex", "0")
         if token.type in ("inline", "fence") and tokens[place - 1].type != "heading_open":
@@ -63,12 +57,9 @@ def read(
             if figure is not None:  # a figure is no part of a paragraph
                 tokens[place - 1].hidden = tokens[place + 1].hidden = True
                 token.type, token.content, token.children = "html_block", figure, None
-        body.append(token)
     sections.append((anchor, heading, " ".join(text)))
-    if deeper and body and body[0].type == "heading_open":
-        body = body[3:]
     reader = reader_of_markdown()
-    html = reader.renderer.render(body, reader.options, {})
+    html = reader.renderer.render(tokens, reader.options, {})
     kept = tuple((at, name, " ".join(found.split())[:LONGEST]) for at, name, found in sections if name or found)
     return Page(title, Markup(html), kept)
 

@@ -50,7 +50,8 @@ def standing(
     if decisions:
         findings = tuple(Finding.model_validate(finding) for finding in decisions[-1]["findings"])
     broken = [finding.sentence for finding in findings if not finding.passed]
-    waiver = next((text for name in _made_of(params, model) if (text := _profile(params, name).waiver)), "")
+    made_of = (params.versions[name] for part in model.parts for name in params.lineage(part))
+    waiver = next((text for version in made_of if (text := params.profiles[version.profile].waiver)), "")
     state: State = "open"
     if mine and recorded_champion(model.registered, log) == mine:
         state, says = "champion", f"The champion of {model.registered}."
@@ -80,14 +81,6 @@ def _values(body: Mapping[str, Any]) -> list[str]:
     """The digests that a line names: its own, and those of both sides of a rollback. Rivals of a decision are not."""
     sides = [body[side].get("digest") for side in ("from", "to") if isinstance(body.get(side), dict)]
     return [str(value) for value in (body.get("candidate_digest"), body.get("decision"), body.get("digest"), *sides)]
-
-
-def _made_of(params: Params, model: Model) -> list[str]:
-    return [name for part in model.parts for name in params.lineage(part)]
-
-
-def _profile(params: Params, name: str) -> Any:
-    return params.profiles[params.versions[name].profile]
 
 
 def _findings(

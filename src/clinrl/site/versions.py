@@ -120,14 +120,14 @@ def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int],
                 says = f"{row.name}, {section.mode}: {numbers.figure(found, task, metric)}"
                 mark = (found.value, found.low, found.high, found.seeds, modes.get(section.mode, 0), says)
                 rows.setdefault(row.name, []).append(mark)
-    share = numbers.metric(Estimate(value=0, low=0, high=0, n=1), task, metric).startswith("0.0%")
+    share = task.is_share(metric)
     return charts.intervals(title, "% of cases" if share else metric, rows, share=share)
 
 
 def curves(task: Task, exam: Exam, styles: Styles) -> list[Chart]:
     """The curves of the training; none without a history."""
     labels = [str(label) for label in task.labels]
-    return charts.training(exam.history, labels, exam.alarms or (), styles) if exam.history else []
+    return charts.training(exam.history, labels, exam.alarms or (), styles)
 
 
 def names_in(task: Task, modes: Sequence[str], histories: Sequence[figures.History], rows: Sequence[str]) -> list[str]:

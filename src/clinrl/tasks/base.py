@@ -47,6 +47,8 @@ EXACT = "exact"
 """The metric that every task has: the share of right answers."""
 GIVEN = "given"
 """The variant of a case that shows it as it is."""
+POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
+"""Percentage of templates in each pool."""
 FORM = ("no_parse", "clipped")
 """Measures of every report, after the task's own: answers that cannot be read, and those that were cut off."""
 
@@ -231,9 +233,9 @@ def score_with(task: Task, case: AnyCase, transcript: Transcript, reward: Any, r
     return task.judged.score(case, transcript, reward, responses)
 
 
-def pool_by_hash(name: str, shares: Mapping[Pool, int]) -> Pool:
+def pool_by_hash(name: str) -> Pool:
     """The pool of a template by the hash of its name: the same for any seed, data set and machine."""
-    return pool_at(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100, shares)
+    return pool_at(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100, POOL_SHARE)
 
 
 def pool_at(percent: int, shares: Mapping[Pool, int]) -> Pool:

@@ -86,7 +86,8 @@ def open_table(path: Path) -> Table:
         columns[0] = "subject_id"
     twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if twice:
-        raise DataError(f"{path} has two columns of the same name (columns {_numbers(columns, twice[0])}); keep one")
+        places = ", ".join(str(number) for number, column in enumerate(columns, 1) if column == twice[0])
+        raise DataError(f"{path} has two columns of the same name (columns {places}); keep one")
     return Table(path, encoding, tuple(columns), lines, mark)
 
 
@@ -180,7 +181,3 @@ def _scanned(path: Path, stream: TextIO) -> tuple[int, str, int]:
             f"{path} is in two encodings: line {utf8} is UTF-8 and line {other} is not; save all of it as UTF-8"
         )
     return mark, "cp1252" if other else "utf-8", number
-
-
-def _numbers(columns: Sequence[str], name: str) -> str:
-    return ", ".join(str(number) for number, column in enumerate(columns, 1) if column == name)

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from clinrl import paths
 from clinrl.errors import DataError
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import Task, pool_at
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, last_turn, transcript_of
 
@@ -118,8 +118,6 @@ class Intake:
     kept: int = 0
     elsewhere: int = 0
     """Sound rows whose patients belong to another pool."""
-    shown: int = 0
-    """Rows that a progress bar has counted."""
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By column and reason."""
 
@@ -232,7 +230,7 @@ def sift(
             intake.elsewhere += 1
             continue
         intake.kept += 1
-        yield case_line(task, group_of(use, taken.pseudonym), taken.facts, taken.key)
+        yield case_line(task, f"{use}{MARK}{taken.pseudonym}", taken.facts, taken.key)
 
 
 def _narrative_and_label(taken: Taken) -> tuple[bytes, Any]:
@@ -271,9 +269,9 @@ def pseudonym(kind: str, text: str) -> str:
     return hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()[:16]
 
 
-def percentile(pseudonym: str) -> int:
-    """0 to 99 by a pseudonym alone: what shares out patients among pools, the same for any source and machine."""
-    return int(pseudonym[:8], 16) % 100
+def use_of(pseudonym: str, shares: Mapping[Pool, int]) -> Pool:
+    """The pool of a patient by a pseudonym alone: the same for any source and machine."""
+    return pool_at(int(pseudonym[:8], 16) % 100, shares)
 
 
 def key_of(value: Any, drawn: type[BaseModel], brought: type[BaseModel]) -> Any:
@@ -281,11 +279,6 @@ def key_of(value: Any, drawn: type[BaseModel], brought: type[BaseModel]) -> Any:
     if not isinstance(value, Mapping):
         return value
     return (brought if "source" in value else drawn).model_validate(value)
-
-
-def group_of(use: Pool, pseudonym: str) -> str:
-    """The group of an imported case."""
-    return f"{use}{MARK}{pseudonym}"
 
 
 def pool_of(group: str) -> Pool | None:

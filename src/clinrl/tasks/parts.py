@@ -24,6 +24,22 @@ class Share:
     """Which direction is worse: "higher" or "lower"."""
 
 
+EXACT_SHARE = Share(of=lambda gold, answer: answer == gold, worse="lower")
+"""The share of right answers."""
+
+
+def recall(label: Any) -> Share:
+    """Among cases of one gold label (the denominator), the answer is that label."""
+    return Share(of=lambda gold, answer: answer == label if gold == label else None, worse="lower")
+
+
+def by_steps(rank: Callable[[Any], int], holds: Callable[[int], bool], worse: str) -> Share:
+    """Share of all cases whose answer is so many steps above gold; an unreadable one is at no step."""
+    return Share(
+        of=lambda gold, answer: not isinstance(answer, Unreadable) and holds(rank(answer) - rank(gold)), worse=worse
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
     """A metric of all cases at once, counted by label and answer; its interval is a seeded bootstrap over cases."""
@@ -118,11 +134,6 @@ class Checks:
     expectations: Sequence[Expect] = ()
 
 
-def no_readings(text: str) -> Mapping[str, float]:
-    """For a task whose texts give no numbers."""
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
     """What reports, tables and gates show, in order. What is left empty shows all that there is."""
@@ -147,7 +158,7 @@ class Reporting:
     clauses: Callable[[Any], Sequence[str]] | None = None
     """The clauses of what a case shows, numbers masked: reports say which share of an exam's stands in each corpus that
     the model learned from. None: reports do not say it."""
-    readings: Callable[[str], Mapping[str, float]] = no_readings
+    readings: Callable[[str], Mapping[str, float]] = lambda text: {}
     """The numbers that a case's text gives, by name, such as what was measured: what is watched while it is served."""
     cluster: Callable[[Any], str] | None = None
     """What cases have in common that makes their answers alike, for intervals; None: each case is by itself."""
@@ -168,11 +179,6 @@ class Episodes:
     """What each of the parts of a gold answer is about, in their order."""
 
 
-def no_lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
-    """For a task whose embedded judges learn nothing."""
-    return iter(())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """A reward that needs other models: a sentence encoder, or judges that write a verdict."""
@@ -183,16 +189,8 @@ class Judged:
     """What `score` needs about a transcript under a reward. Pure."""
     score: Callable[[Any, Transcript, Any, Responses], Score]
     """`Task.score`, where the responses to `requests` are known, and those to other requests too."""
-    lessons: Callable[[str, int, int], Iterator[tuple[str, str]]] = no_lessons
+    lessons: Callable[[str, int, int], Iterator[tuple[str, str]]] = lambda judge, n, seed: iter(())
     """`n` pairs of a prompt to a judge and the right reply: what an embedded judge learns."""
-
-
-def _same(reward: Any, rules: Sequence[str]) -> Any:
-    return reward
-
-
-def _wrong(gold: Any, answer: Any | Unreadable) -> float:
-    return float(gold != answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,12 +199,12 @@ class Improvement:
 
     triggers: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     """Findings that a reader may miss, as the text shows them, by the name of their rule."""
-    refine: Callable[[Any, Sequence[str]], Any] = _same
+    refine: Callable[[Any, Sequence[str]], Any] = lambda reward, rules: reward
     """The reward with a term more for each of these missed rules that it can have one for.
 
     What it pays otherwise, and that silence is the worst outcome, stays as it is or becomes so. The same reward if
     none of the rules has a term, or each has it already."""
-    cost: Callable[[Any, Any], float] = _wrong
+    cost: Callable[[Any, Any], float] = lambda gold, answer: float(gold != answer)
     """What an answer would cost, 0 for the gold label and above 0 for any other, unreadable included."""
 
 

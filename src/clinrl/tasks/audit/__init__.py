@@ -1,7 +1,6 @@
 """The audit task: an agent with tools finds out where another agent cleared or rejected patients wrongly."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from clinrl.tasks.audit import episodes, metrics, policies, protocol, quality, rewards
@@ -63,21 +62,19 @@ class Audit(Task):
     metrics = metrics.METRICS
     reporting = Reporting(
         headline=(
-        "exact", "dangerous", "f_beta", "sensitivity", "specificity", "balanced_accuracy", "recall_age",
-        "recall_temporal", "recall_window", "recall_override", *quality.QUALITIES, *FORM,
-    ),
+            "exact", "dangerous", "f_beta", "sensitivity", "specificity", "balanced_accuracy", "recall_age",
+            "recall_temporal", "recall_window", "recall_override", *quality.QUALITIES, *FORM,
+        ),
         row_metrics=("exact", "dangerous", "f_beta", "sensitivity", "specificity", "recall_override"),
         approval=("exact", "dangerous"),
         slice_measures=("exact", "dangerous", "f_beta", "specificity", "detection"),
         qualities=quality.QUALITIES,
-        slices=MappingProxyType(
-        {
+        slices={
             "level": lambda case: case.facts.level,
             "rule": _hardest,
             "proposals": _length,
             "episode": lambda case: f"{case.facts.level} {_length(case)}",
-        }
-    ),
+        },
     )  # fmt: skip
     safety = Safety(metric="dangerous", errors="dangerous errors", answer="decisions")
     improvement = Improvement(cost=_cost)
@@ -118,7 +115,6 @@ class Audit(Task):
         return episodes.write(case, policies.work(case, omit), thinking=thinking)
 
     def omittable(self, case: AuditCase) -> tuple[str, ...]:
-        """The rules whose omission changes a decision."""
         made = {rule: self.gold(case, thinking=False, omit=frozenset({rule})) for rule in policies.RULES}
         return tuple(rule for rule, done in made.items() if episodes.parse(done) != self.label(case))
 
@@ -136,7 +132,6 @@ class Audit(Task):
         return episodes.format_decisions(decided)
 
     def row(self, case: AuditCase) -> dict[str, Any]:
-        """A flat row for the table of expectations."""
         found = differences_of(case.facts)
         lines = [
             *(message.content for message in prompt(case.facts) if message.role == "user"),

@@ -108,8 +108,6 @@ class LevelSpec(Strict):
     """How the episodes of a level are drawn."""
 
     proposals: tuple[int, int]
-    long: tuple[int, int] | None = None
-    """Proposals of the share `LONG` of the episodes; None: of none."""
     about: Mapping[ErrorType, float]
     """Weights of the rules that texts dwell on."""
     elsewhere: float = 0.0
@@ -121,48 +119,37 @@ class LevelSpec(Strict):
     """Published mix: the published counts of errors among all patients, with weights."""
 
 
-LEVELS: Final[Mapping[Level, LevelSpec]] = MappingProxyType(
-    {
-        "easy": LevelSpec(proposals=SHORT_LENGTH, long=LONG_LENGTH, about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
-        "medium": LevelSpec(
-            proposals=SHORT_LENGTH,
-            long=LONG_LENGTH,
-            about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4},
-            elsewhere=0.15,
-            citations=(1, 1),
-        ),
-        "hard": LevelSpec(
-            proposals=SHORT_LENGTH,
-            long=LONG_LENGTH,
-            about={AGE: 0.3, TEMPORAL: 0.25, WINDOW: 0.35, OVERRIDE: 0.1},
-            elsewhere=0.25,
-            citations=(1, 2),
-            pairs=0.7,
-        ),
-    }
-)
-PUBLISHED_LEVELS: Final[Mapping[Level, LevelSpec]] = MappingProxyType(
-    {
-        "easy": LevelSpec(proposals=(5, 7), about={AGE: 1.0}, citations=(0, 0), pool_errors={6: 1.0}),
-        "medium": LevelSpec(
-            proposals=(6, 10), about={AGE: 0.54, TEMPORAL: 0.23, WINDOW: 0.23}, citations=(1, 1), pool_errors={13: 1.0}
-        ),
-        "hard": LevelSpec(
-            proposals=(8, 12),
-            about={AGE: 0.43, TEMPORAL: 0.18, WINDOW: 0.25, OVERRIDE: 0.14},
-            citations=(2, 3),
-            pool_errors={14: 0.06, 15: 0.14, 16: 0.24, 17: 0.56},
-        ),
-    }
-)
+LEVELS: Final[Mapping[Level, LevelSpec]] = {
+    "easy": LevelSpec(proposals=SHORT_LENGTH, about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
+    "medium": LevelSpec(
+        proposals=SHORT_LENGTH, about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4}, elsewhere=0.15, citations=(1, 1)
+    ),
+    "hard": LevelSpec(
+        proposals=SHORT_LENGTH,
+        about={AGE: 0.3, TEMPORAL: 0.25, WINDOW: 0.35, OVERRIDE: 0.1},
+        elsewhere=0.25,
+        citations=(1, 2),
+        pairs=0.7,
+    ),
+}
+PUBLISHED_LEVELS: Final[Mapping[Level, LevelSpec]] = {
+    "easy": LevelSpec(proposals=(5, 7), about={AGE: 1.0}, citations=(0, 0), pool_errors={6: 1.0}),
+    "medium": LevelSpec(
+        proposals=(6, 10), about={AGE: 0.54, TEMPORAL: 0.23, WINDOW: 0.23}, citations=(1, 1), pool_errors={13: 1.0}
+    ),
+    "hard": LevelSpec(
+        proposals=(8, 12),
+        about={AGE: 0.43, TEMPORAL: 0.18, WINDOW: 0.25, OVERRIDE: 0.14},
+        citations=(2, 3),
+        pool_errors={14: 0.06, 15: 0.14, 16: 0.24, 17: 0.56},
+    ),
+}
 """The published table: proposals, counts of errors, and how often each type is among the wrong proposals."""
 
-MIXES: Final[Mapping[str, tuple[Level, ...]]] = MappingProxyType(
-    {
-        **{level: (level,) for level in LEVEL_NAMES},
-        **dict.fromkeys(("natural", "reporting", "published"), LEVEL_NAMES),
-    }
-)
+MIXES: Final[Mapping[str, tuple[Level, ...]]] = {
+    **{level: (level,) for level in LEVEL_NAMES},
+    **dict.fromkeys(("natural", "reporting", "published"), LEVEL_NAMES),
+}
 """The levels of each mix, equally often."""
 
 REJECTED: Final = 0.3
@@ -175,14 +162,11 @@ CONFIDENCE: Final = (0.75, 0.97)
 OTHERS: Final = (2, 3)
 """How many patients have a record and are not proposed."""
 
-POOL_SHARE: Final[Mapping[Pool, int]] = MappingProxyType({"base": 40, "train": 25, "mine": 15, "exam": 20})
-"""Percentage of protocols in each pool."""
-
 
 @cache  # the number of protocols is fixed, so the cache is bounded
 def pool_of(group: str) -> Pool:
     """The pool of a protocol by the hash of its name."""
-    return pool_by_hash(group, POOL_SHARE)
+    return pool_by_hash(group)
 
 
 def cases(
@@ -208,7 +192,7 @@ def _draw(rng: Random, level: Level, pool: Pool, emphasis: Mapping[str, float], 
     while protocol is None or pool_of(group) != pool:
         protocol = _protocol(rng, level, published=published)
         group = f"{level}/{protocol.protocol_id}"
-    n = rng.randint(*(spec.long if spec.long and rng.random() < LONG else spec.proposals))
+    n = rng.randint(*(LONG_LENGTH if not published and rng.random() < LONG else spec.proposals))
     wrong = _wrong_as_published(rng, n) if published else _wrong(rng, n)
     actions: list[Action] = ["reject" if not published and rng.random() < REJECTED else "clear" for _ in wrong]
     weights = [share * emphasis.get(rule, 1.0) for rule, share in spec.about.items()]
@@ -277,16 +261,14 @@ WINDOWS_DAYS: Final = (14, 16, 18, 21, 24, 28)
 EXTENSIONS_DAYS: Final = (7, 10, 14)
 THRESHOLDS: Final = (2, 3, 4, 5)
 
-PUBLISHED_AGES_YEARS: Final[Mapping[Level, tuple[tuple[int, int], ...]]] = MappingProxyType(
-    {
-        "easy": ((35, 75), (40, 80), (45, 85)),
-        "medium": ((18, 75), (21, 80), (30, 85), (40, 90)),
-        "hard": ((18, 75), (21, 80), (30, 85), (35, 85), (40, 90)),
-    }
-)
-PUBLISHED_WINDOWS_DAYS: Final[Mapping[Level, tuple[int, ...]]] = MappingProxyType(
-    {"easy": (21, 24, 28), "medium": (18, 21, 24, 28), "hard": (14, 18, 21, 24)}
-)
+PUBLISHED_AGES_YEARS: Final[Mapping[Level, tuple[tuple[int, int], ...]]] = {
+    "easy": ((35, 75), (40, 80), (45, 85)),
+    "medium": ((18, 75), (21, 80), (30, 85), (40, 90)),
+    "hard": ((18, 75), (21, 80), (30, 85), (35, 85), (40, 90)),
+}
+PUBLISHED_WINDOWS_DAYS: Final[Mapping[Level, tuple[int, ...]]] = {
+    "easy": (21, 24, 28), "medium": (18, 21, 24, 28), "hard": (14, 18, 21, 24),
+}  # fmt: skip
 PUBLISHED_THRESHOLDS: Final = (3, 4)
 
 

@@ -6,7 +6,6 @@ done is answered with a text that begins with "error:", counted, and changes not
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from clinrl.tasks.audit.cases import AuditCase, AuditFacts, Proposal, differences_of
@@ -31,18 +30,16 @@ FLAG: Final = "flag_error"
 APPROVE: Final = "approve"
 SUBMIT: Final = "submit_audit_report"
 
-ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        REVIEW: ("proposal_id",),
-        INVESTIGATE: ("patient_id",),
-        SHAP: ("patient_id", "feature"),
-        COHORT: ("feature",),
-        TIMELINE: ("patient_id",),
-        FLAG: ("proposal_id", "error_type", "reason"),
-        APPROVE: ("proposal_id",),
-        SUBMIT: ("report",),
-    }
-)
+ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    REVIEW: ("proposal_id",),
+    INVESTIGATE: ("patient_id",),
+    SHAP: ("patient_id", "feature"),
+    COHORT: ("feature",),
+    TIMELINE: ("patient_id",),
+    FLAG: ("proposal_id", "error_type", "reason"),
+    APPROVE: ("proposal_id",),
+    SUBMIT: ("report",),
+}
 """The tools with the names of their arguments, all of them text and all needed."""
 
 CLOSED: Final = "closed"

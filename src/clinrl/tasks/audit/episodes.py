@@ -12,7 +12,7 @@ from clinrl.tasks.audit.env import APPROVE, ARGUMENTS, FLAG, RECORDED, SUBMIT, A
 from clinrl.tasks.audit.env import Call as Logged
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.rules import ERROR_TYPES
-from clinrl.types import Call, Message, Stop, Transcript, Unreadable, is_malformed
+from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed
 
 APPROVED: Final = "approve"
 LABELS: Final = (APPROVED, *ERROR_TYPES)
@@ -31,8 +31,8 @@ class Outcome(NamedTuple):
     """Turns whose calls could not be read, and calls that no tool takes."""
 
 
-def write(case: AuditCase, turns: Sequence[Turn], *, thinking: bool, stop: Stop = "answered") -> Transcript:
-    """The transcript of these turns, ended by a turn that calls nothing if it ends as it should."""
+def write(case: AuditCase, turns: Sequence[Turn], *, thinking: bool) -> Transcript:
+    """The transcript of these turns, ended by a turn that calls nothing."""
     env = AuditEnv()
     env.reset(case)
     messages = []
@@ -40,9 +40,8 @@ def write(case: AuditCase, turns: Sequence[Turn], *, thinking: bool, stop: Stop 
         calls = tuple(Call(name=tool, arguments=arguments) for tool, arguments in turn.actions)
         messages.append(Message(role="assistant", content="", thinking=turn.notes if thinking else None, calls=calls))
         messages += [Message(role="tool", content=perform(env, call.name, call.arguments)) for call in calls]
-    if stop == "answered":
-        messages.append(Message(role="assistant", content=DONE, thinking="" if thinking else None))
-    return Transcript(messages=tuple(messages), stop=stop)
+    messages.append(Message(role="assistant", content=DONE, thinking="" if thinking else None))
+    return Transcript(messages=tuple(messages), stop="answered")
 
 
 def answered_calls(transcript: Transcript) -> Iterator[tuple[Call, str]]:

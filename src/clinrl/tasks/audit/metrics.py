@@ -5,25 +5,20 @@ An episode that was never handed in has no decisions: its errors are missed and 
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from clinrl.intervals import Counts
 from clinrl.tasks.audit.episodes import APPROVED, parts, read_decisions
 from clinrl.tasks.audit.published import f_beta as f_of
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
-from clinrl.tasks.parts import Share, Statistic
+from clinrl.tasks.parts import EXACT_SHARE, Share, Statistic
 from clinrl.types import Unreadable
 
 Answer = str | Unreadable
 BETA: Final = 1.5
 """As published: a missed error weighs more than a false alarm."""
-SHORT: Final = MappingProxyType({AGE: "age", TEMPORAL: "temporal", WINDOW: "window", OVERRIDE: "override"})
-
-
-def exact(gold: str, answer: Answer) -> bool:
-    """Whether every proposal is decided as it should be, each error by its type."""
-    return answer == gold
+SHORT: Final = {AGE: "age", TEMPORAL: "temporal", WINDOW: "window", OVERRIDE: "override"}
 
 
 def dangerous(gold: str, answer: Answer) -> bool | None:
@@ -64,24 +59,32 @@ def tally(gold: str, answer: Answer) -> Tally:
     return Tally(errors, flags, hits, len(found) - errors, approved, kinds)
 
 
+def _share(some: Callable[[Tally], int], of: Callable[[Tally], int]) -> Callable[[Counts], float]:
+    """Some proposals as a share of others, over all audits. 0 where there are no others."""
+
+    def share(counts: Counts) -> float:
+        part = whole = 0
+        for audit, n in counts.items():
+            one = tally(*audit)
+            part += n * some(one)
+            whole += n * of(one)
+        return part / whole if whole else 0.0
+
+    return share
+
+
+sensitivity = _share(attrgetter("hits"), attrgetter("errors"))
+"""Share of the errors that are flagged by their type."""
+specificity = _share(attrgetter("approved"), attrgetter("clean"))
+"""Share of the clean proposals that are approved; undecided ones are not."""
+
+
 def f_beta(counts: Counts) -> float:
     """F-beta of the flags, beta 1.5."""
-    found = _tallies(counts)
+    found = [(tally(*audit), n) for audit, n in counts.items()]
     hits = sum(n * one.hits for one, n in found)
     flags, errors = sum(n * one.flags for one, n in found), sum(n * one.errors for one, n in found)
-    return f_of(_share(hits, flags), _share(hits, errors), BETA)
-
-
-def specificity(counts: Counts) -> float:
-    """Share of the clean proposals that are approved; undecided ones are not. 0 where there are none."""
-    found = _tallies(counts)
-    return _share(sum(n * one.approved for one, n in found), sum(n * one.clean for one, n in found))
-
-
-def sensitivity(counts: Counts) -> float:
-    """Share of the errors that are flagged by their type. 0 where there are none."""
-    found = _tallies(counts)
-    return _share(sum(n * one.hits for one, n in found), sum(n * one.errors for one, n in found))
+    return f_of(hits / flags, hits / errors, BETA) if hits else 0.0
 
 
 def balanced_accuracy(counts: Counts) -> float:
@@ -91,35 +94,20 @@ def balanced_accuracy(counts: Counts) -> float:
 
 def _of_kind(place: int, column: int) -> Callable[[Counts], float]:
     """Recall (column 0: of those that are so) or precision (1: of those that are flagged so) of an error type."""
-
-    def share(counts: Counts) -> float:
-        kinds = [(one.kinds[place], n) for one, n in _tallies(counts)]
-        return _share(sum(n * kind[2] for kind, n in kinds), sum(n * kind[column] for kind, n in kinds))
-
-    return share
-
-
-def _tallies(counts: Counts) -> list[tuple[Tally, int]]:
-    return [(tally(*audit), n) for audit, n in counts.items()]
-
-
-def _share(some: int, of: int) -> float:
-    return some / of if of else 0.0
+    return _share(lambda one: one.kinds[place][2], lambda one: one.kinds[place][column])
 
 
 def _statistic(of: Callable[[Counts], float]) -> Statistic:
     return Statistic(of=of, worse="lower", readable_only=False)
 
 
-METRICS: Final[Mapping[str, Share | Statistic]] = MappingProxyType(
-    {
-        "exact": Share(of=exact, worse="lower"),
-        "dangerous": Share(of=dangerous, worse="higher"),
-        "f_beta": _statistic(f_beta),
-        "sensitivity": _statistic(sensitivity),
-        "specificity": _statistic(specificity),
-        "balanced_accuracy": _statistic(balanced_accuracy),
-        **{f"recall_{SHORT[kind]}": _statistic(_of_kind(place, 0)) for place, kind in enumerate(ERROR_TYPES)},
-        **{f"precision_{SHORT[kind]}": _statistic(_of_kind(place, 1)) for place, kind in enumerate(ERROR_TYPES)},
-    }
-)
+METRICS: Final[Mapping[str, Share | Statistic]] = {
+    "exact": EXACT_SHARE,
+    "dangerous": Share(of=dangerous, worse="higher"),
+    "f_beta": _statistic(f_beta),
+    "sensitivity": _statistic(sensitivity),
+    "specificity": _statistic(specificity),
+    "balanced_accuracy": _statistic(balanced_accuracy),
+    **{f"recall_{SHORT[kind]}": _statistic(_of_kind(place, 0)) for place, kind in enumerate(ERROR_TYPES)},
+    **{f"precision_{SHORT[kind]}": _statistic(_of_kind(place, 1)) for place, kind in enumerate(ERROR_TYPES)},
+}

@@ -6,38 +6,32 @@ Differences are signed, so that a reader need not compare two numbers to see on 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Final
 
 from clinrl.tasks.audit.cases import Proposal
 from clinrl.tasks.audit.rules import Differences, PatientRecord
 
-NUMERIC: Final[Mapping[str, Callable[[PatientRecord], float]]] = MappingProxyType(
-    {
-        "age": attrgetter("age_years"),
-        "comorbidity": attrgetter("comorbidity_index"),
-        "ecog": attrgetter("ecog"),
-        "chemo": attrgetter("prior_chemo_cycles"),
-        "ldh": attrgetter("ldh_u_l"),
-        "bmi": attrgetter("bmi_kg_m2"),
-    }
-)
+NUMERIC: Final[Mapping[str, Callable[[PatientRecord], float]]] = {
+    "age": attrgetter("age_years"),
+    "comorbidity": attrgetter("comorbidity_index"),
+    "ecog": attrgetter("ecog"),
+    "chemo": attrgetter("prior_chemo_cycles"),
+    "ldh": attrgetter("ldh_u_l"),
+    "bmi": attrgetter("bmi_kg_m2"),
+}
 """Features that are numbers."""
 
-CATEGORICAL: Final[Mapping[str, Callable[[PatientRecord], str]]] = MappingProxyType(
-    {
-        name: attrgetter("tumor_site" if name == "tumor" else name)
-        for name in (
-            "sex", "ethnicity", "stage", "outcome", "site", "country", "drug", "insurance", "smoking", "tumor",
-            "histology",
-        )
-    }
-)  # fmt: skip
+CATEGORICAL: Final[Mapping[str, Callable[[PatientRecord], str]]] = {
+    name: attrgetter("tumor_site" if name == "tumor" else name)
+    for name in (
+        "sex", "ethnicity", "stage", "outcome", "site", "country", "drug", "insurance", "smoking", "tumor", "histology",
+    )
+}  # fmt: skip
 """Features that are counted."""
 
-RISK_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
-    {"age": 0.02, "comorbidity": 0.15, "ecog": 0.2, "chemo": 0.05, "ldh": 0.002, "bmi": -0.01}
-)
+RISK_WEIGHTS: Final[Mapping[str, float]] = {
+    "age": 0.02, "comorbidity": 0.15, "ecog": 0.2, "chemo": 0.05, "ldh": 0.002, "bmi": -0.01,
+}  # fmt: skip
 """Of the linear risk score that Shapley values are taken of; an invention, the same for every protocol."""
 
 

@@ -143,7 +143,9 @@ def _timing(rng: Random, protocol: TrialProtocol, broken: ErrorType | None, abou
         if rng.random() < REVOKED_TRAPS:
             delay = max(1, window - _distance(rng, 0))
             return Timing(stage="IV", comorbidity=_revoking(rng, protocol), delay_days=delay)
-        return matched_negative(rng, protocol)
+        highest = _threshold(protocol)  # what an override miss looks like, but for a comorbidity that is not above this
+        comorbidity = highest - rng.randint(0, min(3, highest))
+        return Timing(stage="IV", comorbidity=comorbidity, delay_days=_within_extension(rng, protocol))
     stage = _stage(rng, iv=rng.random() < (0.4 if about == WINDOW else STAGE_WEIGHTS[-1]))
     comorbidity = _comorbidity(rng, protocol)
     limit = protocol.comorbidity_threshold
@@ -151,16 +153,6 @@ def _timing(rng: Random, protocol: TrialProtocol, broken: ErrorType | None, abou
     allowed = longer if extended else window
     by = _distance(rng, 0) if _near(rng, WINDOW, about) else rng.randint(0, allowed - 1)
     return Timing(stage=stage, comorbidity=comorbidity, delay_days=max(1, allowed - by))
-
-
-def matched_negative(rng: Random, protocol: TrialProtocol) -> Timing:
-    """What an override miss looks like, but for a comorbidity that is not above the threshold."""
-    limit = _threshold(protocol)
-    return Timing(
-        stage="IV",
-        comorbidity=limit - rng.randint(0, min(3, limit)),
-        delay_days=_within_extension(rng, protocol),
-    )
 
 
 def _within_extension(rng: Random, protocol: TrialProtocol) -> int:

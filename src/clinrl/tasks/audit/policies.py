@@ -7,73 +7,42 @@ the one before it, so that what they copy was read a moment ago.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from types import MappingProxyType
-from typing import Annotated, Any, Final, NamedTuple
-
-from pydantic import Field
+from typing import Any, Final, NamedTuple
 
 from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal, differences_of
-from clinrl.tasks.audit.env import (
-    APPROVE,
-    COHORT,
-    FLAG,
-    INVESTIGATE,
-    REVIEW,
-    SHAP,
-    SUBMIT,
-    TIMELINE,
-    AuditEnv,
-    perform,
-)
+from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE, AuditEnv, perform
 from clinrl.tasks.audit.evidence import format_signed, write
 from clinrl.tasks.audit.observations import CATEGORICAL, NUMERIC
 from clinrl.tasks.audit.phrases import FALLACY_NAMES, Argument, find_argument
 from clinrl.tasks.audit.prompt import EXAMPLE_REASON, prompt
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences, ErrorType, deciding
-from clinrl.types import Message, Strict
+from clinrl.types import Message
 
 Action = tuple[str, dict[str, Any]]
 """A tool and its arguments."""
 Turns = list[list[Action]]
 Policy = Callable[[AuditCase, Random], Turns]
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
 REPORT: Final = "done"
 THRESHOLD: Final = 0.88
 """The confidence below which a published heuristic flags."""
 
 
-class Slips(Strict):
-    """How often a reader slips, per proposal. The default reader never does."""
+MEDIOCRE: Final[Mapping[str, float]] = {
+    "age": 0.0,  # does not weigh the age
+    "age_bound": 0.15,  # weighs the upper bound of the age range alone
+    "death": 0.3,  # does not weigh the death
+    "window": 0.0,  # does not weigh the delay
+    "stage_iv_window": 0.4,  # takes the shorter window in stage IV too
+    "override": 0.5,  # grants the longer window whatever the comorbidity
+    "fallacy": 0.3,  # does not name the fallacy
+    "reason": 0.2,  # gives no distances
+    "coin": 0.03,  # turns its decision round
+}
+"""How often the mediocre reader slips, per proposal. A share of 0 is drawn too, or other slips would follow."""
 
-    age: Share = 0.0
-    """Does not weigh the age."""
-    age_bound: Share = 0.0
-    """Weighs the upper bound of the age range alone."""
-    death: Share = 0.0
-    """Does not weigh the death."""
-    window: Share = 0.0
-    """Does not weigh the delay."""
-    stage_iv_window: Share = 0.0
-    """Takes the shorter window in stage IV too."""
-    override: Share = 0.0
-    """Grants the longer window whatever the comorbidity."""
-    fallacy: Share = 0.0
-    """Does not name the fallacy."""
-    reason: Share = 0.0
-    """Gives no distances."""
-    coin: Share = 0.0
-    """Turns its decision round."""
-
-
-MEDIOCRE: Final = Slips(
-    death=0.3, stage_iv_window=0.4, override=0.5, age_bound=0.15, fallacy=0.3, reason=0.2, coin=0.03
-)
-
-
-RULES: Final = tuple(name for name in Slips.model_fields if name != "coin")
-"""What a reader may leave out: the fields of `Slips` but chance."""
+RULES: Final = tuple(name for name in MEDIOCRE if name != "coin")
+"""What a reader may leave out: all of these but chance."""
 
 
 class Turn(NamedTuple):
@@ -94,19 +63,15 @@ class Seen(NamedTuple):
 
 def mediocre(case: AuditCase, rng: Random) -> Turns:
     """Decides by the rules, from the prompt and the tools alone, slipping as often as `MEDIOCRE` says."""
-    return read_and_decide(case, rng, MEDIOCRE)
+    return [
+        turn.actions
+        for turn in _note(case, lambda: frozenset(name for name, share in MEDIOCRE.items() if rng.random() < share))
+    ]
 
 
 def work(case: AuditCase, omit: frozenset[str] = frozenset()) -> list[Turn]:
     """The turns of a reader who leaves out these `RULES` throughout, with what is noted before each decision."""
     return _note(case, lambda: omit)
-
-
-def read_and_decide(case: AuditCase, rng: Random, slips: Slips) -> Turns:
-    shares = slips.model_dump()
-    return [
-        turn.actions for turn in _note(case, lambda: frozenset(name for name in shares if rng.random() < shares[name]))
-    ]
 
 
 def read_signs(case: AuditCase, rng: Random) -> Turns:
@@ -299,34 +264,9 @@ def one_flag_with_distances(case: AuditCase, rng: Random) -> Turns:
     return look_up_and_decide(case, decided)
 
 
-def _copies(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    """Flags with the example of the prompt."""
-    return flag(one.proposal_id, AGE, EXAMPLE_REASON)
-
-
 _KEYWORDS: Final = " ".join(
     (*ERROR_TYPES, *FALLACY_NAMES, "age death window delay comorbidity override stage iv before")
 )
-
-
-def _stuffs(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    """Flags everything with every word that a reason may hold."""
-    return flag(one.proposal_id, commonest(case), _KEYWORDS)
-
-
-def nothing(case: AuditCase, rng: Random) -> Turns:
-    """Does not begin."""
-    return []
-
-
-def submit_only(case: AuditCase, rng: Random) -> Turns:
-    """Hands in at once."""
-    return [[_submit("")]]
-
-
-def report_only(case: AuditCase, rng: Random) -> Turns:
-    """Hands in a long report at once."""
-    return [[_submit(f"All proposals were audited with care for {_KEYWORDS}.")]]
 
 
 def tool_farming(case: AuditCase, rng: Random) -> Turns:
@@ -341,27 +281,27 @@ def tool_farming(case: AuditCase, rng: Random) -> Turns:
     return [looked[: 8 * len(case.facts.proposals)], [_submit()]]
 
 
-TRIVIAL: Final[Mapping[str, Policy]] = MappingProxyType(
-    {
-        "null": nothing,
-        "submit_only": submit_only,
-        "report_only": report_only,
-        "tool_farming": tool_farming,
-        "approve_all": _all(_approves, _bare),
-        "approve_all_diligent": _all(_approves, look_up_and_decide),
-        "flag_all": _all(_flags, _bare),
-        "flag_all_diligent": _all(_flags, look_up_and_decide),
-        "coin": _all(_tosses, _bare),
-        "coin_diligent": _all(_tosses, look_up_and_decide),
-        "confidence_threshold": _all(_doubts, _bare),
-        "confidence_threshold_diligent": _all(_doubts, look_up_and_decide),
-        "text_only": _all(_distrusts, look_up_and_decide),
-        "text_coin": _all(_gambles, look_up_and_decide),
-        "one_flag_with_distances": one_flag_with_distances,
-        "flag_all_with_distances": _all(_quotes, look_up_and_decide),
-        "copy_the_example": _all(_copies, look_up_and_decide),
-        "keyword_stuffing": _all(_stuffs, look_up_and_decide),
-    }
-)
+TRIVIAL: Final[Mapping[str, Policy]] = {
+    "null": lambda case, rng: [],
+    "submit_only": lambda case, rng: [[_submit("")]],
+    "report_only": lambda case, rng: [[_submit(f"All proposals were audited with care for {_KEYWORDS}.")]],
+    "tool_farming": tool_farming,
+    "approve_all": _all(_approves, _bare),
+    "approve_all_diligent": _all(_approves, look_up_and_decide),
+    "flag_all": _all(_flags, _bare),
+    "flag_all_diligent": _all(_flags, look_up_and_decide),
+    "coin": _all(_tosses, _bare),
+    "coin_diligent": _all(_tosses, look_up_and_decide),
+    "confidence_threshold": _all(_doubts, _bare),
+    "confidence_threshold_diligent": _all(_doubts, look_up_and_decide),
+    "text_only": _all(_distrusts, look_up_and_decide),
+    "text_coin": _all(_gambles, look_up_and_decide),
+    "one_flag_with_distances": one_flag_with_distances,
+    "flag_all_with_distances": _all(_quotes, look_up_and_decide),
+    "copy_the_example": _all(lambda one, case, rng: flag(one.proposal_id, AGE, EXAMPLE_REASON), look_up_and_decide),
+    "keyword_stuffing": _all(
+        lambda one, case, rng: flag(one.proposal_id, commonest(case), _KEYWORDS), look_up_and_decide
+    ),
+}
 """Policies that decide by no record. The diligent ones call every look-up and do not heed what it says; those with
 distances copy them into a reason."""

@@ -6,24 +6,12 @@ does not look at the type of a flag. Both pay for look-ups whatever becomes of t
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
 from clinrl.tasks.audit.cases import MAX_PROPOSALS, AuditCase, Truth
-from clinrl.tasks.audit.env import (
-    APPROVE,
-    COHORT,
-    FLAG,
-    INVESTIGATE,
-    REVIEW,
-    SHAP,
-    SUBMIT,
-    TIMELINE,
-    Call,
-    calls_for,
-)
+from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE, Call, calls_for
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, ErrorType
 from clinrl.types import Strict
 
@@ -97,22 +85,20 @@ class Dense(Strict):
         return MAX_PROPOSALS * decision + MAX_CALLS * (call + max(self.step, 0.0)) + report
 
 
-FALLACY_KEYWORDS: Final[Mapping[ErrorType, tuple[str, ...]]] = MappingProxyType(
-    {
-        AGE: ("age", "old", "young", "eligib"),
-        TEMPORAL: ("death", "temporal", "before", "deceased", "timeline"),
-        WINDOW: ("window", "delay", "schedule", "days", "late"),
-        OVERRIDE: ("comorbidity", "override", "exception", "stage iv"),
-    }
-)
+FALLACY_KEYWORDS: Final[Mapping[ErrorType, tuple[str, ...]]] = {
+    AGE: ("age", "old", "young", "eligib"),
+    TEMPORAL: ("death", "temporal", "before", "deceased", "timeline"),
+    WINDOW: ("window", "delay", "schedule", "days", "late"),
+    OVERRIDE: ("comorbidity", "override", "exception", "stage iv"),
+}
 REPORT_KEYWORDS: Final = (
     "age", "temporal", "window", "bias", "comorbidity", "hallucination", "death", "protocol", "override",
 )  # fmt: skip
 REPORT_HITS: Final = 2
 
-RELEVANT: Final[Mapping[ErrorType, frozenset[str]]] = MappingProxyType(
-    {AGE: frozenset({"age"}), OVERRIDE: frozenset({"comorbidity"}), TEMPORAL: frozenset(), WINDOW: frozenset()}
-)
+RELEVANT: Final[Mapping[ErrorType, frozenset[str]]] = {
+    AGE: frozenset({"age"}), OVERRIDE: frozenset({"comorbidity"}), TEMPORAL: frozenset(), WINDOW: frozenset(),
+}  # fmt: skip
 """The features whose Shapley value matters to a rule, of those that can be asked for here."""
 
 
@@ -182,7 +168,9 @@ def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) 
                 terms["detection"] += numbers.flag if truth.error else numbers.false_flag
                 terms["fallacy"] += numbers.fallacy * _names_a_keyword(truth, call.arguments["reason"])
         elif call.tool == SUBMIT:
-            terms["report"] += numbers.report + numbers.report_quality * _is_wordy(call.arguments["report"])
+            report = call.arguments["report"].lower()
+            is_wordy = sum(word in report for word in REPORT_KEYWORDS) >= REPORT_HITS
+            terms["report"] += numbers.report + numbers.report_quality * is_wordy
             terms["report"] += numbers.completion * (decided >= numbers.completion_share * len(truths))
         else:
             terms["look_ups"] += _look_up(call, broken, numbers)
@@ -208,7 +196,3 @@ def _look_up(call: Call, broken: Mapping[str, ErrorType | None], numbers: Dense)
 
 def _names_a_keyword(truth: Truth, reason: str) -> bool:
     return truth.error is not None and any(word in reason.lower() for word in FALLACY_KEYWORDS[truth.error])
-
-
-def _is_wordy(report: str) -> bool:
-    return sum(word in report.lower() for word in REPORT_KEYWORDS) >= REPORT_HITS

@@ -1,7 +1,6 @@
 """How an audit was done, episode by episode: what was looked up before deciding, and what calls were wasted."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from clinrl.tasks.audit.cases import AuditCase
@@ -18,19 +17,16 @@ def detection_of(case: AuditCase, transcript: Transcript, responses: Responses) 
     return detection(case, decisions(case, done.log), Corrected()) if done.submitted else 0.0
 
 
-def grounded_share(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the decisions before which everything was looked up. None where nothing is decided."""
-    return _mean([one.grounded for one in _decisions(case, transcript)])
+def _share(
+    holds: Callable[[Decided], bool], among: Callable[[Decided], bool] = lambda one: True
+) -> Callable[[AuditCase, Transcript, Responses], float | None]:
+    """Share of the decisions, among some, of which something holds. None where there are none."""
 
+    def share(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
+        verdicts = [holds(one) for one in decisions(case, play_again(case, transcript).log) if among(one)]
+        return sum(verdicts) / len(verdicts) if verdicts else None
 
-def evident_share(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the flags of the right type whose reason holds right evidence. None without such a flag."""
-    return _mean([one.evident for one in _decisions(case, transcript) if one.typed])
-
-
-def understood_share(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the flags of the right type that name the Actor's fallacy. None without such a flag."""
-    return _mean([one.understood for one in _decisions(case, transcript) if one.typed])
+    return share
 
 
 def invalid_share(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
@@ -54,22 +50,14 @@ def economy(case: AuditCase, transcript: Transcript, responses: Responses) -> fl
     return min(1.0, needed / len(done.log)) if done.log else None
 
 
-def _decisions(case: AuditCase, transcript: Transcript) -> Sequence[Decided]:
-    return decisions(case, play_again(case, transcript).log)
-
-
-def _mean(verdicts: Sequence[bool]) -> float | None:
-    return sum(verdicts) / len(verdicts) if verdicts else None
-
-
-QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
-    {
-        "detection": Quality(of=detection_of, worse="lower"),
-        "grounded": Quality(of=grounded_share, worse="lower"),
-        "evidence": Quality(of=evident_share, worse="lower"),
-        "fallacy_named": Quality(of=understood_share, worse="lower"),
-        "invalid_calls": Quality(of=invalid_share, worse="higher"),
-        "calls_per_decision": Quality(of=calls_per_decision, worse="higher", counts=True),
-        "economy": Quality(of=economy, worse="lower"),
-    }
-)
+QUALITIES: Final[Mapping[str, Quality]] = {
+    "detection": Quality(of=detection_of, worse="lower"),
+    # Of all decisions, those before which everything was looked up.
+    "grounded": Quality(of=_share(lambda one: one.grounded), worse="lower"),
+    # Of the flags of the right type, those whose reason holds right evidence, and those that name the Actor's fallacy.
+    "evidence": Quality(of=_share(lambda one: one.evident, lambda one: one.typed), worse="lower"),
+    "fallacy_named": Quality(of=_share(lambda one: one.understood, lambda one: one.typed), worse="lower"),
+    "invalid_calls": Quality(of=invalid_share, worse="higher"),
+    "calls_per_decision": Quality(of=calls_per_decision, worse="higher", counts=True),
+    "economy": Quality(of=economy, worse="lower"),
+}

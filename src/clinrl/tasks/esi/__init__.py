@@ -1,7 +1,6 @@
 """The ESI task: a triage narrative in, one of five urgency levels out."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from clinrl.tasks.base import FORM, Task
@@ -84,35 +83,29 @@ class Esi(Task):
             "exact", "adjacent", "under_triage", "over_triage", "critical_under", "dangerous", "kappa", FORM[0],
         ),
         approval=("exact", "critical_under", "dangerous"),
-        slices=MappingProxyType(
-            {
-                "rule": lambda case: case.key.rule,
-                "level": lambda case: f"level_{case.key.level}",
-                "age": lambda case: age_band(_patient(case).age_years),
-                "boundary": lambda case: case.key.boundary or "none",
-                "family": _family,
-                "edition": _labelled_alike,
-            }
-        ),
-        variants=MappingProxyType(
-            {
-                "words_of_training": lambda case: retold(case, "training"),
-                "words_never_read": lambda case: retold(case, "unseen"),
-            }
-        ),
+        slices={
+            "rule": lambda case: case.key.rule,
+            "level": lambda case: f"level_{case.key.level}",
+            "age": lambda case: age_band(_patient(case).age_years),
+            "boundary": lambda case: case.key.boundary or "none",
+            "family": _family,
+            "edition": _labelled_alike,
+        },
+        variants={
+            "words_of_training": lambda case: retold(case, "training"),
+            "words_never_read": lambda case: retold(case, "unseen"),
+        },
         clauses=lambda case: clauses(case.facts.narrative),
         readings=readings,
     )  # fmt: skip
     safety = Safety(metric="critical_under", errors="critical patients under-triaged", answer="level")
     ordered = Ordered(answers=LEVELS, prefix="ANSWER: ESI ", under="under_triage", over="over_triage")
     improvement = Improvement(
-        triggers=MappingProxyType(
-            {
-                "done_intervention": lambda case: triggers.done_intervention(case.facts.narrative),
-                "open_injury": lambda case: triggers.open_injury(case.facts.narrative),
-                "severe_pain": lambda case: triggers.severe_pain(case.facts.narrative),
-            }
-        ),
+        triggers={
+            "done_intervention": lambda case: triggers.done_intervention(case.facts.narrative),
+            "open_injury": lambda case: triggers.open_injury(case.facts.narrative),
+            "severe_pain": lambda case: triggers.severe_pain(case.facts.narrative),
+        },
         refine=rewards.refined,
         cost=rewards.cost,
     )
@@ -194,11 +187,9 @@ class Esi(Task):
         }
 
     def score(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Score:
-        """The reward of a transcript's last turn."""
         return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript), reward)
 
     def policies(self) -> Mapping[str, Policy]:
-        """Ways to answer without reading, and "mediocre", by name."""
         return POLICIES
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -66,15 +66,11 @@ class EsiKey(Strict):
     ambiguous: bool
 
 
-def _key(value: Any) -> Any:
-    return importing.key_of(value, EsiKey, ImportedKey)
-
-
 class EsiCase(Case):
     """One triage vignette, drawn here or imported."""
 
     facts: EsiFacts
-    key: Annotated[EsiKey | ImportedKey, BeforeValidator(_key)]
+    key: Annotated[EsiKey | ImportedKey, BeforeValidator(lambda value: importing.key_of(value, EsiKey, ImportedKey))]
 
 
 class _Shares(Strict):
@@ -93,9 +89,6 @@ RULE_FINDINGS = _SHARES.rule_findings
 
 READERS: Mapping[Pool, Readers] = {"base": "base", "train": "training", "mine": "base_only", "exam": "base_only"}
 """Whose words the notes of a pool are written in."""
-
-POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
-"""Percentage of templates in each pool."""
 
 DECIDED_AT_A_OR_B: frozenset[str] = frozenset(rule.id for rule in RULES)
 """Cells that a rule of point A or B decides, so that any pain score leaves them where they are."""
@@ -118,7 +111,7 @@ def pool_of(group: str) -> Pool:
     """
     if (named := importing.pool_of(group)) is not None:
         return named
-    pool = pool_by_hash(group, POOL_SHARE)
+    pool = pool_by_hash(group)
     return "base" if pool == "train" and group.split("/")[0] in HELD_OUT else pool
 
 

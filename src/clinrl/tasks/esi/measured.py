@@ -7,23 +7,20 @@ import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Final
 
 from clinrl.tasks.importing import Unclear
 
-BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
-    {
-        "age_years": (0, 110),
-        "hr_bpm": (20, 300),
-        "rr_bpm": (2, 110),
-        "spo2_pct": (50, 100),
-        "sbp_mmhg": (40, 280),
-        "dbp_mmhg": (10, 180),
-        "temp_c": (28, 43),
-        "pain": (0, 10),
-    }
-)
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "age_years": (0, 110),
+    "hr_bpm": (20, 300),
+    "rr_bpm": (2, 110),
+    "spo2_pct": (50, 100),
+    "sbp_mmhg": (40, 280),
+    "dbp_mmhg": (10, 180),
+    "temp_c": (28, 43),
+    "pain": (0, 10),
+}
 """What a living patient's values lie within, ends included: the bounds of expectations and of imports."""
 
 MIN_PULSE_PRESSURE_MMHG: Final = 5

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 
 from clinrl.intervals import Counts, quadratic_kappa
-from clinrl.tasks.parts import Share, Statistic
+from clinrl.tasks.parts import EXACT_SHARE, Share, Statistic, by_steps, recall
 from clinrl.types import Unreadable
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -25,55 +25,17 @@ HIGH_RISK = (1, 2)
 Answer = int | Unreadable
 
 
-def exact(gold: int, answer: Answer) -> bool:
-    """The predicted level is the gold level."""
-    return answer == gold
-
-
-def adjacent(gold: int, answer: Answer) -> bool:
-    """The predicted level is at most one level away from gold."""
-    return not isinstance(answer, Unreadable) and abs(answer - gold) <= 1
-
-
-def under_triage(gold: int, answer: Answer) -> bool:
-    """Less urgent than the truth, by any number of levels. Share of all cases."""
-    return not isinstance(answer, Unreadable) and answer > gold
-
-
-def over_triage(gold: int, answer: Answer) -> bool:
-    """More urgent than the truth, by any number of levels. Share of all cases."""
-    return not isinstance(answer, Unreadable) and answer < gold
-
-
-def dangerous(gold: int, answer: Answer) -> bool:
-    """Less urgent than the truth by two levels or more. Share of all cases.
-
-    The published series reports "dangerous errors" without a definition; this is the reading its figures fit.
-    """
-    return not isinstance(answer, Unreadable) and answer - gold >= 2
-
-
-def two_level_error(gold: int, answer: Answer) -> bool:
-    """Two levels or more away from gold, in either direction. Share of all cases."""
-    return not isinstance(answer, Unreadable) and abs(answer - gold) >= 2
-
-
 def critical_under(gold: int, answer: Answer) -> bool:
     """A patient of level 1 or 2 rated less urgent than that, or not rated at all. Share of all cases.
 
     Stricter than `dangerous` at the urgent end: gold 1 answered 2 counts here, and so does silence.
     """
-    return gold in HIGH_RISK and (isinstance(answer, Unreadable) or under_triage(gold, answer))
+    return gold in HIGH_RISK and (isinstance(answer, Unreadable) or answer > gold)
 
 
 def high_risk_sensitivity(gold: int, answer: Answer) -> bool | None:
     """Among gold levels 1 and 2 (the denominator), the answer is level 1 or 2. Its complement is the high-risk miss."""
     return answer in HIGH_RISK if gold in HIGH_RISK else None
-
-
-def recall(level: int) -> Share:
-    """Among cases of one gold level (the denominator), the answer is that level."""
-    return Share(of=lambda gold, answer: answer == level if gold == level else None, worse="lower")
 
 
 def mean_signed_error(counts: Counts) -> float:
@@ -83,12 +45,13 @@ def mean_signed_error(counts: Counts) -> float:
 
 
 METRICS: Mapping[str, Share | Statistic] = {
-    "exact": Share(of=exact, worse="lower"),
-    "adjacent": Share(of=adjacent, worse="lower"),
-    "under_triage": Share(of=under_triage, worse="higher"),
-    "over_triage": Share(of=over_triage, worse="higher"),
-    "dangerous": Share(of=dangerous, worse="higher"),
-    "two_level_error": Share(of=two_level_error, worse="higher"),
+    "exact": EXACT_SHARE,
+    "adjacent": by_steps(int, lambda steps: abs(steps) <= 1, "lower"),
+    "under_triage": by_steps(int, lambda steps: steps > 0, "higher"),
+    "over_triage": by_steps(int, lambda steps: steps < 0, "higher"),
+    # The published series reports "dangerous errors" without a definition; this is the reading its figures fit.
+    "dangerous": by_steps(int, lambda steps: steps >= 2, "higher"),
+    "two_level_error": by_steps(int, lambda steps: abs(steps) >= 2, "higher"),
     "critical_under": Share(of=critical_under, worse="higher"),
     "high_risk_sensitivity": Share(of=high_risk_sensitivity, worse="lower"),
     **{f"recall_level_{level}": recall(level) for level in LEVELS},

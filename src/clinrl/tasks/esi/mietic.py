@@ -6,7 +6,7 @@ source: the structured columns may contradict it on purpose, and most of the oth
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from clinrl.tasks.csv_reader import Table
@@ -19,9 +19,9 @@ from clinrl.tasks.importing import (
     clean,
     contested,
     normalise,
-    percentile,
     pseudonym,
     sift,
+    use_of,
 )
 from clinrl.types import Pool
 
@@ -31,7 +31,7 @@ INSTRUCTIONS: Final = "mietic"
 USED: Final = ("subject_id", "stay_id", "acuity", "tiragecase", "final_decision")
 ASKED: Final = ("instruction", "input", "output")
 
-SHARES: Final = {"train": 80, "mine": 20}
+SHARES: Final[Mapping[Pool, int]] = {"train": 80, "mine": 20}
 """Percentage of the main file's narratives in each pool, by their hash."""
 
 _QUESTIONS: Final = (
@@ -102,8 +102,7 @@ def _of_instructions(row: Fields, _: set[str]) -> Taken:
     level = level_of(row["instruction"])
     text = _text(row["input"], "input")
     whose = pseudonym("narrative", normalise(text))
-    pool: Pool = "train" if percentile(whose) < SHARES["train"] else "mine"
-    return Taken(pool, whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level), level)
+    return Taken(use_of(whose, SHARES), whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level), level)
 
 
 def _text(cell: str, column: str) -> str:

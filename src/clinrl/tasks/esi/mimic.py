@@ -6,12 +6,10 @@ level is the one that the triage nurse gave. What is known after triage, or may 
 """
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from clinrl.errors import DataError
-from clinrl.tasks.base import pool_at
 from clinrl.tasks.csv_reader import Table, locate, open_table
 from clinrl.tasks.esi import imported, measured
 from clinrl.tasks.esi.rules import Sex
@@ -24,9 +22,9 @@ from clinrl.tasks.importing import (
     clean,
     contested,
     fields_of,
-    percentile,
     pseudonym,
     sift,
+    use_of,
 )
 from clinrl.types import Pool
 
@@ -98,11 +96,6 @@ def _stem(table: Table) -> str:
     return table.path.name.split(".")[0]
 
 
-def pool_of_subject(pseudonym: str) -> Pool:
-    """The pool of a patient, for good."""
-    return pool_at(percentile(pseudonym), SHARES)
-
-
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
     born, visits = _born(patients), _visits(stays)
     complaints: dict[str, str] = {}
@@ -151,12 +144,9 @@ def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None], complaints: 
     key = imported.fields(
         KIND, level, complaint=chief, age_years=float(age), sex=sex, **signs, temp_c=temp_c, pain=score
     )
-    subject = _pseudonym(stay.subject)
+    subject = pseudonym("subject", stay.subject)
     facts = {"narrative": narrative(age, sex, arrival, chief, key)}
-    return Taken(pool_of_subject(subject), subject, facts, key, level)
-
-
-_pseudonym = partial(pseudonym, "subject")
+    return Taken(use_of(subject, SHARES), subject, facts, key, level)
 
 
 def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[str, float | None]) -> str:
@@ -164,19 +154,15 @@ def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[s
     person = ("girl" if sex == "female" else "boy") if age < 18 else ("woman" if sex == "female" else "man")
     hr, rr, spo2, temp = signs["hr_bpm"], signs["rr_bpm"], signs["spo2_pct"], signs["temp_c"]
     sbp, dbp, pain = signs["sbp_mmhg"], signs["dbp_mmhg"], signs["pain"]
-    vitals = []
-    if hr is not None:
-        vitals.append(f"HR {hr}")
-    if sbp is not None:
-        vitals.append(f"BP {sbp}" if dbp is None else f"BP {sbp}/{dbp}")
-    elif dbp is not None:
-        vitals.append(f"diastolic pressure {dbp}")
-    if rr is not None:
-        vitals.append(f"RR {rr}")
-    if spo2 is not None:
-        vitals.append(f"SpO2 {spo2}%")
-    if temp is not None:
-        vitals.append(f"T {temp}")
+    words = (
+        (hr, f"HR {hr}"),
+        (sbp, f"BP {sbp}" if dbp is None else f"BP {sbp}/{dbp}"),
+        (dbp if sbp is None else None, f"diastolic pressure {dbp}"),
+        (rr, f"RR {rr}"),
+        (spo2, f"SpO2 {spo2}%"),
+        (temp, f"T {temp}"),
+    )
+    vitals = [text for value, text in words if value is not None]
     text = f"{age}-year-old {person} {arrival}{complaint}."
     if vitals:
         text += f" {', '.join(vitals)}."

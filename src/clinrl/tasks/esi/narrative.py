@@ -5,7 +5,6 @@ order in which numbers are drawn is part of the task's version: another order gi
 """
 
 import re
-from collections.abc import Iterable
 from random import Random
 
 from clinrl.tasks.esi.complaints import Complaint
@@ -81,12 +80,7 @@ def narrative(
             clauses[place] = _mistyped(rng, clauses[place])
     if rng.random() < TELEGRAM_SHARE:
         return "; ".join(clauses)
-    return " ".join(_sentences(clauses))
-
-
-def _sentences(clauses: Iterable[str]) -> list[str]:
-    """Each clause with its first letter raised and a full stop."""
-    return [f"{clause[0].upper()}{clause[1:]}." for clause in clauses]
+    return " ".join(f"{clause[0].upper()}{clause[1:]}." for clause in clauses)
 
 
 def _mistyped(rng: Random, clause: str) -> str:

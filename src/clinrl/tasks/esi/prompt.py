@@ -68,7 +68,7 @@ def _blocks(p: Presentation, decision: Decision) -> str:
         for name, value in _vitals(p)
     )
     point = decision.point
-    reason = _SAYS.get(decision.rule, "")
+    reason, counted = _SAYS.get(decision.rule, ""), f"{', '.join(p.resources) or 'none'} = {decision.resource_count}"
     return "\n".join(
         (
             "EXTRACTION:",
@@ -78,7 +78,7 @@ def _blocks(p: Presentation, decision: Decision) -> str:
             "ESI ALGORITHM:",
             f"- Step A (lifesaving): {f'yes, {reason}' if point == 'A' else 'no'}",
             f"- Step B (high-risk): {'-' if point == 'A' else f'yes, {reason}' if point == 'B' else 'no'}",
-            f"- Step C (resources): {'-' if point in 'AB' else _resources(p, decision)}",
+            f"- Step C (resources): {'-' if point in 'AB' else counted}",
             f"- Step D (vitals): {'-' if point in 'AB' else 'raise' if point == 'D' else 'no'}",
             f"ANSWER: ESI {decision.level}",
         )
@@ -100,7 +100,3 @@ def _thoughts(p: Presentation, decision: Decision, edition: Edition) -> str:
 
 def _vitals(p: Presentation) -> tuple[tuple[str, int | None], ...]:
     return (("HR", p.hr_bpm), ("RR", p.rr_bpm), ("SpO2", p.spo2_pct))
-
-
-def _resources(p: Presentation, decision: Decision) -> str:
-    return f"{', '.join(p.resources) or 'none'} = {decision.resource_count}"

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import product
-from types import MappingProxyType
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,15 +23,13 @@ TERMS: Final = ("level", "done_intervention", "open_injury", "severe_pain", "unr
 EXACT: Final = 1.0
 """What the right level earns, under either kind of reward."""
 
-ASYMMETRIC: Final = MappingProxyType(
-    {
-        1: (1.00, 0.00, -1.00, -1.25, -1.25),
-        2: (-0.50, 1.00, -0.75, -1.00, -1.25),
-        3: (-1.00, -0.25, 1.00, -0.50, -1.10),
-        4: (-1.00, -0.50, -0.25, 1.00, -0.40),
-        5: (-1.00, -0.75, -0.50, -0.25, 1.00),
-    }
-)
+ASYMMETRIC: Final = {
+    1: (1.00, 0.00, -1.00, -1.25, -1.25),
+    2: (-0.50, 1.00, -0.75, -1.00, -1.25),
+    3: (-1.00, -0.25, 1.00, -0.50, -1.10),
+    4: (-1.00, -0.50, -0.25, 1.00, -0.40),
+    5: (-1.00, -0.75, -0.50, -0.25, 1.00),
+}
 """Rows by gold level; columns answered 1 to 5. The cell of gold 1 answered 2 is a placeholder for `Reward.valve`.
 
 Our reconstruction. The pinned facts of the published v46 card are that the exact level is rewarded, that under- and
@@ -94,12 +91,10 @@ class Reward(Strict):
 
     @property
     def low(self) -> float:
-        """The least total that any outcome can have."""
         return min(self._readable[0], self.unreadable)
 
     @property
     def high(self) -> float:
-        """The greatest total that any outcome can have."""
         return max(self._readable[1], self.unreadable)
 
     @property

@@ -12,13 +12,15 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 Vocabulary = Literal["training", "base_only", "unseen"]
 Readers = Vocabulary | Literal["base"]
 """Whose words a note is written in; `base` has those of training and its own."""
-SHARES: Final[Mapping[Vocabulary, float]] = {"training": 0.4, "base_only": 0.4, "unseen": 0.2}
-"""Of the wordings of one item, those in each vocabulary."""
+SPANS: Final[Mapping[Vocabulary, tuple[float, float]]] = {
+    "training": (0.0, 0.4), "base_only": (0.4, 0.8), "unseen": (0.8, 1.0),
+}  # fmt: skip
+"""Of the wordings of one item, by their hashes, where those of each vocabulary begin and end."""
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _END = re.compile(r"[.;]")
 FOLDER: Final = Path(__file__).parent / "words"
@@ -71,10 +73,5 @@ def wordings(item: str, readers: Readers) -> tuple[str, ...]:
     if readers == "base":
         return wordings(item, "training") + wordings(item, "base_only")
     ranked = sorted(table()[item], key=lambda wording: sha256(f"{item}/{wording}".encode()).digest())
-    start = 0.0
-    for vocabulary in get_args(Vocabulary):
-        end = start + SHARES[vocabulary]
-        if vocabulary == readers:
-            return tuple(ranked[round(start * len(ranked)) : round(end * len(ranked))])
-        start = end
-    raise KeyError(readers)
+    start, end = SPANS[readers]
+    return tuple(ranked[round(start * len(ranked)) : round(end * len(ranked))])

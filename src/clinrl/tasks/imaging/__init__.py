@@ -5,18 +5,17 @@ Everything drawn here is synthetic: conditions, ratings, reasons and studies. No
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from clinrl.tasks.base import FORM, Task
 from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import MIXES, ImagingCase, cases, is_held_out, pool_of, with_evidence
-from clinrl.tasks.imaging.guideline import MODALITIES, RADIATION, true_yield
+from clinrl.tasks.imaging.guideline import BY_ID, MODALITIES, RADIATION, true_yield
 from clinrl.tasks.imaging.imported import MAX_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
-from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
+from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, decide
 from clinrl.tasks.importing import is_imported, normalise, pseudonym
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
@@ -33,10 +32,6 @@ POLICIES = lazy_policies(
 """Ways to answer without reading, and the mediocre reader."""
 
 
-def _without(case: ImagingCase) -> ImagingCase | None:
-    return with_evidence(case, ()) if case.facts.evidence else None
-
-
 def _swapped(case: ImagingCase) -> ImagingCase | None:
     """Only of drawn cases: studies of other conditions are drawn like them."""
     if isinstance(case.key, ImportedKey):
@@ -50,7 +45,7 @@ def _contradicted(case: ImagingCase) -> ImagingCase | None:
     if isinstance(case.key, ImportedKey):
         return None
     s, found = case.key.scenario, case.key.studies
-    truth = true_yield(condition_of(s), s.target, s.modality)
+    truth = true_yield(BY_ID[s.condition], s.target, s.modality)
     if all(evidence.stance(study, s, truth) == "elsewhere" for study in found):
         return None
     return with_evidence(case, evidence.contradict(found, s, truth, case.id))
@@ -71,23 +66,23 @@ def _cost(gold: str, answer: str | Unreadable) -> float:
     return 1.0 if isinstance(answer, Unreadable) else abs(LABELS.index(answer) - LABELS.index(gold)) / 2
 
 
-def _shows_pregnancy(variant: str, procedure: str) -> bool:
-    return "pregnant" in variant.lower() and RADIATION.get(_named(procedure), 0) >= 2
+def _shows_pregnancy(case: ImagingCase) -> bool:
+    return "pregnant" in case.facts.variant.lower() and RADIATION.get(_named(case), 0) >= 2
 
 
-def _shows_weak_kidneys(variant: str, procedure: str) -> bool:
-    rate = re.search(r"\beGFR (\d{1,3})\b", variant)
-    return rate is not None and int(rate[1]) < EGFR_LIMIT and procedure.endswith(" with contrast")
+def _shows_weak_kidneys(case: ImagingCase) -> bool:
+    rate = re.search(r"\beGFR (\d{1,3})\b", case.facts.variant)
+    return rate is not None and int(rate[1]) < EGFR_LIMIT and case.facts.procedure.endswith(" with contrast")
 
 
-def _shows_a_repeat(variant: str, procedure: str) -> bool:
-    named = _named(procedure)
-    return named is not None and (f"{named} was unclear" in variant or f"{named.capitalize()} was unclear" in variant)
+def _shows_a_repeat(case: ImagingCase) -> bool:
+    named = _named(case)
+    return named is not None and any(f"{one} was unclear" in case.facts.variant for one in (named, named.capitalize()))
 
 
-def _named(procedure: str) -> Any:
+def _named(case: ImagingCase) -> Any:
     """The modality that a procedure begins with; None for one that is called otherwise, as imported ones may be."""
-    return next((modality for modality in MODALITIES if procedure.startswith(modality)), None)
+    return next((modality for modality in MODALITIES if case.facts.procedure.startswith(modality)), None)
 
 
 class Imaging(Task):
@@ -107,11 +102,12 @@ class Imaging(Task):
         row_metrics=("exact", "macro_f1", "weighted_f1", "balanced_accuracy", "dangerous", "over_use", "under_use"),
         approval=("exact", "dangerous", "over_use", "under_use"),
         qualities=quality.QUALITIES,
-        variants=MappingProxyType(
-        {"without_evidence": _without, "swapped_evidence": _swapped, "contradicted_evidence": _contradicted}
-    ),
-        slices=MappingProxyType(
-        {
+        variants={
+            "without_evidence": lambda case: with_evidence(case, ()) if case.facts.evidence else None,
+            "swapped_evidence": _swapped,
+            "contradicted_evidence": _contradicted,
+        },
+        slices={
             "conditions": lambda case: RULE if is_imported(case) else "held_out" if is_held_out(case) else "known",
             "rule": lambda case: case.key.rule,
             "label": lambda case: case.key.label,
@@ -119,19 +115,16 @@ class Imaging(Task):
                 f"{len(case.facts.evidence)}_studies" if len(case.facts.evidence) <= 3 else "4_or_more_studies"
             ),
             "condition": lambda case: RULE if isinstance(case.key, ImportedKey) else case.key.scenario.condition,
-        }
-    ),
+        },
         cluster=_cluster,
     )  # fmt: skip
     safety = Safety(metric="dangerous", errors="dangerous errors", answer="label")
     improvement = Improvement(
-        triggers=MappingProxyType(
-            {
-                "pregnancy": lambda case: _shows_pregnancy(case.facts.variant, case.facts.procedure),
-                "kidneys": lambda case: _shows_weak_kidneys(case.facts.variant, case.facts.procedure),
-                "repeat": lambda case: _shows_a_repeat(case.facts.variant, case.facts.procedure),
-            }
-        ),
+        triggers={
+            "pregnancy": _shows_pregnancy,
+            "kidneys": _shows_weak_kidneys,
+            "repeat": _shows_a_repeat,
+        },
         cost=_cost,
     )
     checks = Checks(
@@ -168,7 +161,6 @@ class Imaging(Task):
     gold = staticmethod(gold)
 
     def label(self, case: ImagingCase) -> str:
-        """The gold label."""
         return case.key.label
 
     def parse(self, transcript: Transcript) -> str | Unreadable:
@@ -176,7 +168,6 @@ class Imaging(Task):
         return answer.parse(last_turn(transcript))
 
     def omittable(self, case: ImagingCase) -> tuple[str, ...]:
-        """The rules whose omission changes this case's label."""
         if isinstance(case.key, ImportedKey):
             return ()
         s, believed = case.key.scenario, evidence.find_majority(case.key.studies, case.key.scenario)
@@ -221,7 +212,6 @@ class Imaging(Task):
         return rewards.score(case, transcript, reward, NO_RESPONSES)
 
     def policies(self) -> Mapping[str, Policy]:
-        """Ways to answer without reading, and "mediocre", by name."""
         return POLICIES
 
 

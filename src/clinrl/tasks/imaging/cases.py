@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -43,7 +43,7 @@ from clinrl.tasks.imaging.rules import (
     deciding_rule,
     weak_kidneys,
 )
-from clinrl.tasks.imaging.statements import Statement, of_decision, word
+from clinrl.tasks.imaging.statements import CITES, RATING, STANCES, Statement, slots, word
 from clinrl.types import Case, Pool, Strict
 
 
@@ -74,15 +74,13 @@ class ImagingKey(Strict):
     """Gold statements as sentences, in order; studies are cited as [n]."""
 
 
-def _key(value: Any) -> Any:
-    return importing.key_of(value, ImagingKey, ImportedKey)
-
-
 class ImagingCase(Case):
     """One request, drawn here or imported: is this procedure appropriate for this variant of this condition?"""
 
     facts: ImagingFacts
-    key: Annotated[ImagingKey | ImportedKey, BeforeValidator(_key)]
+    key: Annotated[
+        ImagingKey | ImportedKey, BeforeValidator(lambda value: importing.key_of(value, ImagingKey, ImportedKey))
+    ]
 
 
 NATURAL: Mapping[str, float] = dict(zip(LABELS, (0.642, 0.173, 0.185), strict=True))
@@ -98,9 +96,6 @@ MIXES: Mapping[str, Mapping[str, float]] = {
 
 HELD_OUT_SHARE = 1 / 3
 """Of the cases of an exam in the mix "reporting": 259 of 779 in the published study."""
-
-POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
-"""Percentage of variants in each pool."""
 
 AIMED_SHARE = 0.65
 """Of the draws, those whose facts are aimed at one of the rules, so that rare rules are not rare here."""
@@ -120,7 +115,7 @@ def pool_of(group: str) -> Pool:
         return named
     if group.split("/")[0] in _HELD_OUT_IDS:
         return "exam"
-    return pool_by_hash(group, POOL_SHARE)
+    return pool_by_hash(group)
 
 
 _pool_of_variant = cache(pool_of)  # the number of variants is fixed, so the cache is bounded
@@ -191,9 +186,18 @@ def variant_of(s: Scenario) -> str:
 
 
 def statements(s: Scenario, found: tuple[Study, ...], decision: Decision) -> tuple[Statement, ...]:
-    """What a reader with this decision says of a request and its evidence."""
-    stances = {study.number: evidence.stance(study, s, decision.shown) for study in found}
-    return of_decision(s, decision, stances)
+    """What a reader with this decision states, in order: yield, rules, studies, rating.
+
+    A wrong region ends the matter: then there is no statement about the yield or the evidence.
+    """
+    made = [Statement(rule, tuple(getattr(s, slot) for slot in slots(rule))) for rule in decision.applied]
+    if "wrong_region" not in decision.applied:
+        stances = [(str(study.number), STANCES[evidence.stance(study, s, decision.shown)]) for study in found]
+        made = [
+            Statement(f"shows_{decision.shown}", (s.modality, s.target)), *made,
+            *(Statement(CITES, stance) for stance in stances),
+        ]  # fmt: skip
+    return (*made, Statement(RATING, (str(decision.rating),)))
 
 
 def sentences(s: Scenario, found: tuple[Study, ...], decision: Decision, seed: str) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from clinrl.errors import DataError
 from clinrl.tasks import json_reader
-from clinrl.tasks.base import pool_at
 from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.imaging import answer, imported
 from clinrl.tasks.imaging.answer import LABELS
@@ -31,9 +30,9 @@ from clinrl.tasks.importing import (
     clean,
     fields_of,
     normalise,
-    percentile,
     pseudonym,
     sift,
+    use_of,
 )
 from clinrl.tasks.json_reader import TWICE, Records
 from clinrl.types import Pool, Unreadable
@@ -155,7 +154,7 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
                 raise Unclear("appropriateness", "another row gives the same request another label")
             if triplet in seen:
                 raise Unclear(WHOLE, "an earlier row has the same condition, variant and procedure")
-            taken = _taken(row, request, part.use or pool_at(percentile(whose), SHARES))
+            taken = _taken(row, request, part.use or use_of(whose, SHARES))
             seen.add(triplet)
             return taken
 
@@ -239,7 +238,9 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
         raise Unclear(column, "is empty")
     if not isinstance(given, list) or not all(isinstance(line, str) for line in given):
         raise Unclear(column, "is no list of sentences")
-    found = tuple(_close(sentence) for line in given for sentence in split(clean(line)))
+    sentences = (sentence for line in given for sentence in split(clean(line)))
+    # Without its full stop a sentence would run into the next one.
+    found = tuple(sentence if _CLOSED.search(sentence) else f"{sentence}." for sentence in sentences)
     if not found:
         raise Unclear(column, "is empty")
     if len(found) > imported.MAX_SENTENCES:
@@ -321,8 +322,3 @@ def _number(name: str, column: str) -> int:
     if int(match[1]) not in NUMBERS:
         raise Unclear(column, f"has a reference number outside {NUMBERS[0]} to {NUMBERS[-1]}")
     return int(match[1])
-
-
-def _close(sentence: str) -> str:
-    """A sentence with its full stop, without which it would run into the next one."""
-    return sentence if _CLOSED.search(sentence) else f"{sentence}."

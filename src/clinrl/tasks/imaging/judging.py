@@ -12,13 +12,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from statistics import fmean
 from typing import Any, Final
 
 from clinrl.tasks.imaging.sentences import citations, plain_words, split
 from clinrl.tasks.imaging.similarity import valid_citations
+from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
 from clinrl.tasks.tables import read_table
 from clinrl.types import Case, Strict
 
@@ -39,9 +40,6 @@ PADDING: Final = _WORDS.padding
 """Sentences that fit every case and say nothing about any."""
 PRAISE: Final = _WORDS.praise
 """Sentences by which a text praises itself. The attacks use others, which show what a judge learned."""
-
-Same = Callable[[str, str], bool]
-Rewrite = Callable[[str, Random], str]
 
 SPOILT: Final = 0.3
 """Share of lessons whose text does not even try: it borrows, repeats, copies or praises itself."""
@@ -106,14 +104,15 @@ def reply(scores: Sequence[int]) -> str:
     return json.dumps(dict(zip(KEYS, scores, strict=True)))
 
 
-def has_same_words(a: str, b: str) -> bool:
-    """The same words and the same studies cited."""
-    return (plain_words(a), citations(a)) == (plain_words(b), citations(b))
+def is_same(one: str, other: str) -> bool:
+    """Whether two sentences make the same statement, or, where one states nothing, have the same words and studies."""
+    first, second = read(one), read(other)
+    if first is None or second is None:
+        return (plain_words(one), citations(one)) == (plain_words(other), citations(other))
+    return first == second
 
 
-def rule_scores(
-    gold: Sequence[str], found: Sequence[str], studies: Collection[int], same: Same = has_same_words
-) -> list[int]:
+def rule_scores(gold: Sequence[str], found: Sequence[str], studies: Collection[int]) -> list[int]:
     """The three scores of a reasoning, 0 to 10, in the order of `KEYS`; zeros for one without sentences.
 
     The share of gold sentences that are found, the share of sentences found that are gold, and the share of cited
@@ -123,7 +122,7 @@ def rule_scores(
         return [0, 0, 0]
     left = list(gold)
     for sentence in found:
-        match = next((i for i, other in enumerate(left) if same(other, sentence)), None)
+        match = next((i for i, other in enumerate(left) if is_same(other, sentence)), None)
         if match is not None:
             del left[match]
     hits = len(gold) - len(left)
@@ -137,22 +136,34 @@ def deny(sentence: str, rng: Random) -> str:
     return f"{opening} {sentence[0].lower()}{sentence[1:]}"
 
 
-def lessons(
-    judge: str,
-    n: int,
-    seed: int,
-    cases: Iterable[Case],
-    *,
-    falsify: Rewrite,
-    paraphrase: Rewrite,
-    same: Same,
-) -> Iterator[tuple[str, str]]:
+def reword(sentence: str, rng: Random) -> str:
+    """The same statement in one of its wordings; a sentence that states nothing stays as it is."""
+    statement = read(sentence)
+    return sentence if statement is None else word(statement, rng.randrange(3))
+
+
+def falsify(sentence: str, rng: Random) -> str:
+    """A false statement of the same form: another yield, stance or rating; else the opposite of the sentence."""
+    statement = read(sentence)
+    if statement is None:
+        return deny(sentence, rng)
+    kind, about = statement
+    if kind.startswith("shows_"):
+        kind = rng.choice([other for other in WORDINGS if other.startswith("shows_") and other != kind])
+    elif kind in (CITES, RATING):
+        slot = "stance" if kind == CITES else "rating"
+        about = (*about[:-1], rng.choice([value for value in SLOTS[slot] if value != about[-1]]))
+    else:
+        return deny(sentence, rng)
+    return word(Statement(kind, about), rng.randrange(3))
+
+
+def lessons(judge: str, n: int, seed: int, cases: Iterable[Case]) -> Iterator[tuple[str, str]]:
     """`n` pairs of a guarded prompt to `judge` and the right reply.
 
     `SPOILT` of the texts do not try. The others are spread evenly over the mean of the three scores: they keep some
-    gold sentences, some in other words (of `paraphrase`, which `same` must know again), and add sentences of other
-    cases, falsified ones, padding, praise and studies that do not exist. A case without reasoning is left out. Raises
-    ValueError if none has any.
+    gold sentences, some in other words, and add sentences of other cases, falsified ones, padding, praise and studies
+    that do not exist. A case without reasoning is left out. Raises ValueError if none has any.
     """
     usable = [case for case in cases if case.key.reasoning]
     if not usable:
@@ -163,11 +174,11 @@ def lessons(
         case = rng.choice(usable)
         studies = [abstract.number for abstract in case.facts.evidence]
         if rng.random() < SPOILT:
-            text = _spoil(rng, case, usable, paraphrase)
-            scores = rule_scores(case.key.reasoning, text, studies, same)
+            text = _spoil(rng, case, usable)
+            scores = rule_scores(case.key.reasoning, text, studies)
         else:
-            made = [_candidate(rng, case, usable, studies, falsify, paraphrase) for _ in range(DRAWS)]
-            scored = [(text, rule_scores(case.key.reasoning, text, studies, same)) for text in made]
+            made = [_candidate(rng, case, usable, studies) for _ in range(DRAWS)]
+            scored = [(text, rule_scores(case.key.reasoning, text, studies)) for text in made]
             text, scores = min(scored, key=lambda pair: given[round(fmean(pair[1]))])
             given[round(fmean(scores))] += 1
         yield prompt(judge, " ".join(case.key.reasoning), " ".join(text), guarded=True), reply(scores)
@@ -182,9 +193,7 @@ def _parse(text: str) -> list[tuple[str, Any]] | None:
     return found if isinstance(found, list) else None
 
 
-def _candidate(
-    rng: Random, case: Case, cases: Sequence[Case], studies: Sequence[int], falsify: Rewrite, paraphrase: Rewrite
-) -> list[str]:
+def _candidate(rng: Random, case: Case, cases: Sequence[Case], studies: Sequence[int]) -> list[str]:
     """Sentences out of gold and out of what is not gold, each part of a size of its own, sometimes none."""
     gold: list[str] = list(case.key.reasoning)
     kept = rng.sample(gold, rng.randint(0, len(gold)))
@@ -194,7 +203,7 @@ def _candidate(
     foreign = rng.sample(others, rng.randint(0, len(others)) if rng.random() < 0.5 else 0)
     false = [falsify(sentence, rng) for sentence in dropped if rng.random() < 0.3]
     padding = rng.sample(PADDING + PRAISE, rng.choice((0, 0, 0, 1, 3)))
-    kept = [paraphrase(sentence, rng) if rng.random() < 0.7 else sentence for sentence in kept]
+    kept = [reword(sentence, rng) if rng.random() < 0.7 else sentence for sentence in kept]
     text = kept + foreign + false + padding
     if rng.random() < 0.25:
         text.append(f"Study [{max([0, *studies]) + rng.randint(1, 9)}] found the same.")
@@ -203,12 +212,12 @@ def _candidate(
     return text
 
 
-def _spoil(rng: Random, case: Case, cases: Sequence[Case], paraphrase: Rewrite) -> list[str]:
+def _spoil(rng: Random, case: Case, cases: Sequence[Case]) -> list[str]:
     """A text that does not try: somebody else's reasoning, one point again and again, the evidence, praise, or air."""
     gold: list[str] = list(case.key.reasoning)
     other: list[str] = list(rng.choice(cases).key.reasoning)
     if rng.random() < 0.5:
-        other = [paraphrase(sentence, rng) for sentence in other]
+        other = [reword(sentence, rng) for sentence in other]
     copied = [sentence for abstract in case.facts.evidence for sentence in split(abstract.text)]
     kinds: tuple[Sequence[str], ...] = (
         other,

@@ -8,30 +8,15 @@ exact + over_use + under_use + unreadable = 1 and adjacent + dangerous + unreada
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from clinrl.intervals import Counts, quadratic_kappa
 from clinrl.tasks.imaging.answer import LABELS
-from clinrl.tasks.parts import Share, Statistic
-from clinrl.types import Unreadable
+from clinrl.tasks.parts import EXACT_SHARE, Share, Statistic, by_steps, recall
 
 UNA, MBA, UA = LABELS
 RANK: Final[Mapping[str, int]] = {label: rank for rank, label in enumerate(LABELS)}
-
-Answer = str | Unreadable
-
-
-def _by_steps(holds: Callable[[int], bool], worse: str) -> Share:
-    """Share of all cases whose label is so many steps above gold; an unreadable answer is no label."""
-    return Share(
-        of=lambda gold, answer: not isinstance(answer, Unreadable) and holds(RANK[answer] - RANK[gold]), worse=worse
-    )
-
-
-def recall(label: str) -> Share:
-    """Among cases of one gold label (the denominator), the answer is that label."""
-    return Share(of=lambda gold, answer: answer == label if gold == label else None, worse="lower")
 
 
 def macro_f1(counts: Counts) -> float:
@@ -78,12 +63,12 @@ def _totals(counts: Counts, side: int) -> dict[str, int]:
 
 
 METRICS: Mapping[str, Share | Statistic] = {
-    "exact": Share(of=lambda gold, answer: answer == gold, worse="lower"),
-    "adjacent": _by_steps(lambda steps: abs(steps) <= 1, worse="lower"),
+    "exact": EXACT_SHARE,
+    "adjacent": by_steps(RANK.__getitem__, lambda steps: abs(steps) <= 1, "lower"),
     # The opposite of gold: an appropriate study withheld, or an inappropriate one ordered.
-    "dangerous": _by_steps(lambda steps: abs(steps) == 2, worse="higher"),
-    "over_use": _by_steps(lambda steps: steps > 0, worse="higher"),
-    "under_use": _by_steps(lambda steps: steps < 0, worse="higher"),
+    "dangerous": by_steps(RANK.__getitem__, lambda steps: abs(steps) == 2, "higher"),
+    "over_use": by_steps(RANK.__getitem__, lambda steps: steps > 0, "higher"),
+    "under_use": by_steps(RANK.__getitem__, lambda steps: steps < 0, "higher"),
     # Among usually appropriate studies.
     "withheld": Share(of=lambda gold, answer: answer == UNA if gold == UA else None, worse="higher"),
     "recall_una": recall(UNA),

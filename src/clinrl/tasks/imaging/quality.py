@@ -5,15 +5,14 @@ can be compared. Of an imported case no statement is known, so what needs them i
 """
 
 from collections.abc import Iterator, Mapping
-from random import Random
-from types import MappingProxyType
+from functools import partial
 from typing import Final, Literal
 
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import ImagingCase, cases
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.sentences import citations, split
-from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
+from clinrl.tasks.imaging.statements import CITES, Statement, read
 from clinrl.tasks.parts import Quality, Request, Responses
 from clinrl.types import Transcript, last_turn
 
@@ -36,16 +35,12 @@ def gold_statements(case: ImagingCase) -> set[Statement]:
     return {statement for sentence in case.key.reasoning if (statement := read(sentence)) is not None}
 
 
-def _recall(case: ImagingCase, transcript: Transcript, *, cites: bool) -> float | None:
-    """Share of the gold statements, citations or others, that the think block makes. None if there are none."""
+def _recall(case: ImagingCase, transcript: Transcript, responses: Responses, *, cites: bool) -> float | None:
+    """Share of the gold statements, citations or others, that the think block makes, 0 to 1. None if there are none,
+    and without a block."""
     found = read_thoughts(case, transcript)
     gold = {statement for statement in gold_statements(case) if (statement.kind == CITES) == cites}
     return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
-
-
-def statement_recall(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the gold statements, citations apart, that the think block makes, 0 to 1. None without a block."""
-    return _recall(case, transcript, cites=False)
 
 
 def statement_precision(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
@@ -75,11 +70,6 @@ def citation_validity(case: ImagingCase, transcript: Transcript, responses: Resp
     return sum(number in studies for number in cited) / len(cited) if cited else None
 
 
-def citation_truth(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the studies in the prompt whose finding is stated rightly. None without studies or block."""
-    return _recall(case, transcript, cites=True)
-
-
 def second_opinion(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """The verdict of a judge that no reward uses on the reasoning, 0 to 1. None without a think block."""
     requests = second_requests(case, transcript)
@@ -94,48 +84,18 @@ def second_requests(case: ImagingCase, transcript: Transcript) -> tuple[Request,
     return (Request(SECOND, judging.prompt(SECOND, " ".join(case.key.reasoning), thinking, guarded=True)),)
 
 
-QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
-    {
-        "statement_recall": Quality(of=statement_recall, worse="lower"),
-        "statement_precision": Quality(of=statement_precision, worse="lower"),
-        "contradiction": Quality(of=contradiction, worse="higher", says="share of texts with a false statement"),
-        "citation_validity": Quality(of=citation_validity, worse="lower"),
-        "citation_truth": Quality(of=citation_truth, worse="lower"),
-        "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_requests),
-    }
-)
+QUALITIES: Final[Mapping[str, Quality]] = {
+    "statement_recall": Quality(of=partial(_recall, cites=False), worse="lower"),
+    "statement_precision": Quality(of=statement_precision, worse="lower"),
+    "contradiction": Quality(of=contradiction, worse="higher", says="share of texts with a false statement"),
+    "citation_validity": Quality(of=citation_validity, worse="lower"),
+    "citation_truth": Quality(of=partial(_recall, cites=True), worse="lower"),
+    "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_requests),
+}
 """Shares of cases or means over cases, all in [0, 1]."""
 
 
 def lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
     """Prompts and right replies for one of the judges: cases of the base pool, the seed deciding which."""
     drawn = cases(n, seed, pool="base", mix="balanced")
-    return judging.lessons(judge, n, seed, drawn, falsify=falsify, paraphrase=reword, same=is_same)
-
-
-def is_same(one: str, other: str) -> bool:
-    """Whether two sentences make the same statement, or, where one states nothing, are of the same words."""
-    first, second = read(one), read(other)
-    return judging.has_same_words(one, other) if first is None or second is None else first == second
-
-
-def reword(sentence: str, rng: Random) -> str:
-    """The same statement in one of its wordings; a sentence that states nothing stays as it is."""
-    statement = read(sentence)
-    return sentence if statement is None else word(statement, rng.randrange(3))
-
-
-def falsify(sentence: str, rng: Random) -> str:
-    """A false statement of the same form: another yield, stance or rating; else the opposite of the sentence."""
-    statement = read(sentence)
-    if statement is None:
-        return judging.deny(sentence, rng)
-    kind, about = statement
-    if kind.startswith("shows_"):
-        kind = rng.choice([other for other in WORDINGS if other.startswith("shows_") and other != kind])
-    elif kind in (CITES, RATING):
-        slot = "stance" if kind == CITES else "rating"
-        about = (*about[:-1], rng.choice([value for value in SLOTS[slot] if value != about[-1]]))
-    else:
-        return judging.deny(sentence, rng)
-    return word(Statement(kind, about), rng.randrange(3))
+    return judging.lessons(judge, n, seed, drawn)

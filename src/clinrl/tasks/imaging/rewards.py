@@ -99,12 +99,10 @@ class Reward(Strict):
 
     @property
     def low(self) -> float:
-        """The least total that any outcome can have."""
         return min(low for low, _ in self._ranges())
 
     @property
     def high(self) -> float:
-        """The greatest total that any outcome can have."""
         return max(high for _, high in self._ranges())
 
 

@@ -18,7 +18,6 @@ from clinrl.tasks.imaging.guideline import (
     CONTRAST,
     ENHANCED,
     RADIATION,
-    Condition,
     Modality,
     Sex,
     Target,
@@ -81,18 +80,13 @@ class Rule:
     """Points of the rating, -9 to 9; a move of -9 ends at 1."""
 
 
-def condition_of(s: Scenario) -> Condition:
-    """The chapter of a request. Raises KeyError for one that the guideline lacks."""
-    return BY_ID[s.condition]
-
-
 def weak_kidneys(s: Scenario) -> bool:
     """Whether the filtration rate is known to be below the limit for contrast."""
     return s.egfr_ml_min is not None and s.egfr_ml_min < EGFR_LIMIT
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    Rule(id="wrong_region", holds=lambda s: s.region != condition_of(s).region, moves=-9),
+    Rule(id="wrong_region", holds=lambda s: s.region != BY_ID[s.condition].region, moves=-9),
     Rule(id="repeat", holds=lambda s: s.modality == s.done, moves=-5),
     Rule(
         id="plain_first", moves=-4,
@@ -128,7 +122,7 @@ def decide(s: Scenario, omit: frozenset[str] = frozenset(), believed: Yield | No
     without evidence the usual one; a reader who knows it believes no study against it.
     """
     usual = believed or usual_yield(s.target, s.modality)
-    shown = usual if LOCAL_YIELD in omit else true_yield(condition_of(s), s.target, s.modality)
+    shown = usual if LOCAL_YIELD in omit else true_yield(BY_ID[s.condition], s.target, s.modality)
     applied = [rule for rule in RULES if rule.id not in omit and rule.holds(s)]
     if applied and applied[0].id == "wrong_region":
         applied = applied[:1]

@@ -10,7 +10,6 @@ from functools import cache, lru_cache
 from typing import Final, Literal, NamedTuple
 
 from clinrl.tasks.imaging.guideline import ELSEWHERE, MODALITIES, TARGETS
-from clinrl.tasks.imaging.rules import Decision, Scenario
 from clinrl.tasks.tables import read_table
 from clinrl.types import Strict
 
@@ -47,18 +46,6 @@ SLOTS: Final[Mapping[str, Sequence[str]]] = {
     "rating": tuple(map(str, range(1, 10))),
 }
 """What may stand in each place of a wording."""
-
-
-def of_decision(s: Scenario, decision: Decision, stances: Mapping[int, Stance]) -> tuple[Statement, ...]:
-    """The statements of a reader with this decision, in order: yield, rules, studies by number, rating.
-
-    A wrong region ends the matter: then there is no statement about the yield or the evidence.
-    """
-    made = [Statement(rule, tuple(getattr(s, slot) for slot in slots(rule))) for rule in decision.applied]
-    if "wrong_region" not in decision.applied:
-        cited = [Statement(CITES, (str(number), STANCES[stance])) for number, stance in sorted(stances.items())]
-        made = [Statement(f"shows_{decision.shown}", (s.modality, s.target)), *made, *cited]
-    return (*made, Statement(RATING, (str(decision.rating),)))
 
 
 def word(statement: Statement, wording: int) -> str:
