@@ -5,18 +5,13 @@ python -m flows build imaging-arms
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 import httpx
 from prefect import State, flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import StateType
 from prefect.deployments import run_deployment
-from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Crashed, Pending
@@ -24,7 +19,7 @@ from prefect.states import Cancelled, Completed, Crashed, Pending
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
-from flows import branches, clone, pages, runs, steps
+from flows import branches, clone, lost_workers, pages, runs, steps
 from flows.reproduce import outputs
 
 if TYPE_CHECKING:
@@ -32,10 +27,6 @@ if TYPE_CHECKING:
 
 WORKERS = "make/elsewhere"
 """The deployment of prefect.yaml that workers poll for."""
-LOST = "clinrl: versions of lost workers"
-"""The automation that sets a run to Crashed whose process tells nothing of itself any more."""
-SILENCE_S = 90.0
-"""Seconds after which a run counts as lost: three of Prefect's heartbeats, which it sends every 30 s at best."""
 PENDING_S = 300.0
 """Seconds that a worker may take from accepting a run to starting it."""
 TRIES = 8
@@ -43,7 +34,8 @@ TRIES = 8
 POLL_S = 5.0
 AT_ONCE = 100
 """Runs asked for at once; Prefect's server answers for 200 at most."""
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
+WAITING_S = 600.0
+"""Seconds between the lines which say that no worker takes what waits."""
 
 
 @flow(flow_run_name="build-{what}")
@@ -51,17 +43,22 @@ def build(what: str) -> State[None]:
     """Have workers make the versions of a task, of a comparison, or one version; gather them in a clone; register them.
 
     What was made is the branch `built/{what}` of the origin, in the order of params.yaml, whoever was first. A version
-    that fails stops its descendants alone.
+    that fails stops its descendants alone. Once all are registered, the branches of workers are deleted that they came
+    by: until then the same command goes on with them.
     """
     runs.begin()
-    watch()
-    to, failed, says = f"{branches.BUILT}/{what}", dict[str, str](), list[str]()
+    lost_workers.watch()
+    to, failed, says, taken = f"{branches.BUILT}/{what}", dict[str, str](), list[str](), list[str]()
+    takes_over = f"`git fetch && git merge origin/{to}` takes them over"
     head = clone.head()
     clone.share(load_params().scale)
     with clone.at(head, "build"):
         params, made, registered = load_params(), list[str](), 0
-        stages = outputs(params)
-        for names in generations(params, what):
+        stages, wanted = outputs(params), generations(params, what)
+        # Of a build that was cut short the workers' branches are there still.
+        if branches.continues(to, head) and not branches.held([branches.branch(head, n) for ns in wanted for n in ns]):
+            return Completed(message=f"nothing to do: all of {what} is built and registered; {takes_over}")
+        for names in wanted:
             for name in names:
                 if params.versions[name].parent in failed:
                     failed[name] = f"its parent {params.versions[name].parent} was not made"
@@ -76,16 +73,19 @@ def build(what: str) -> State[None]:
                     failed[name] = reason
                     continue
                 made.append(name)
+                taken.append(branches.branch(commit, name))
                 try:
                     steps.register(name)
                     pages.show_exam(params, name)
                     registered += 1
                 except Refused as error:  # those that come of it need its files, and no entry
                     says.append(f"{name} is not registered: {error}")
+        if not says and not failed:
+            delete(taken)
     says += [f"{name} is not built: {reason}" for name, reason in failed.items()]
     done = f"{len(made)} versions are built and {registered} registered"
     if made:
-        done += f"; `git fetch && git merge origin/{to}` takes them over"
+        done += f"; {takes_over}"
     if says:
         raise Refused("; ".join([done, *says]))
     return Completed(message=done)
@@ -107,13 +107,22 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
         raise
 
 
+def delete(taken: list[str]) -> None:
+    """Delete the workers' branches that were taken over; if the origin does not let them go, say so."""
+    try:
+        if held := branches.held(taken):
+            clone.git("push", "--quiet", "origin", "--delete", *held)
+    except Refused as error:
+        get_run_logger().warning("branches of workers stay at the origin: %s", error)
+
+
 def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     """Have workers make versions at a commit. Yields each with None if it was made, else with why it was not.
 
     They come in the given order, each as soon as it and those before it have ended. A run whose worker was lost is
     given to another, which goes on where the last one handed over.
     """
-    logger = get_run_logger()
+    logger, since = get_run_logger(), time.monotonic()
     found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
     with runs.prefect_errors():
         given = {name: _give(name, commit) for name in names}
@@ -121,14 +130,22 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
         while next_one in given:
             time.sleep(POLL_S)
             try:
-                ended = {name: state for name, state in _states(given, pending).items() if state.is_final()}
+                states = _states(given, pending)
             except (httpx.TransportError, PrefectHTTPStatusError) as error:
                 if not runs.is_away(error):
                     raise
                 # Workers go on, so what they do is waited for.
                 logger.warning("the Prefect server does not answer; asking again")
                 continue
-            for name, state in ended.items():
+            if not all(state.is_scheduled() for state in states.values()):
+                since = time.monotonic()
+            elif time.monotonic() - since > WAITING_S:
+                since = time.monotonic()
+                more = f" (and {len(given) - 1} more)" if len(given) > 1 else ""
+                logger.warning("%s%s waits; no worker takes it", next(iter(given)), more)
+            for name, state in states.items():
+                if not state.is_final():
+                    continue
                 if state.is_crashed() and tries[name] < TRIES:
                     tries[name] += 1
                     logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
@@ -171,24 +188,3 @@ def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, 
                 client.set_flow_run_state(run, Cancelled(message=states[run].message), force=True)
     gone: State[None] = Crashed(message="The server does not know its run any more.")
     return {name: states.get(run, gone) for name, run in given.items()}
-
-
-def watch() -> None:
-    """See that the server has the automation by which runs of lost workers end; Prefect has no such rule by itself."""
-    beats, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in ENDS}
-    with get_client(sync_client=True) as client:
-        if client.read_automations_by_name(LOST):
-            return
-        trigger = EventTrigger(
-            after={beats},
-            expect={beats, *ends},
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            # Of `make` alone, whose workers send a heartbeat in time, and which ends in no state of another name.
-            match_related=ResourceSpecification({"prefect.resource.role": ["flow"], "prefect.resource.name": ["make"]}),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=SILENCE_S),
-        )
-        lost = ChangeFlowRunState(name=None, state=StateType.CRASHED, message="Its worker is silent.", force=True)
-        client.create_automation(AutomationCore(name=LOST, trigger=trigger, actions=[lost]))

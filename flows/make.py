@@ -1,5 +1,7 @@
 """What a worker does: one version in a clone of its own, handed over as a branch and through the DVC remote."""
 
+from pathlib import Path
+
 import httpx
 from prefect import State, flow
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -8,7 +10,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed
 
 from clinrl.config.params import load_params
-from flows import branches, clone, runs, steps
+from flows import branches, clone, records, runs, steps
 from flows.reproduce import outputs
 
 
@@ -22,7 +24,9 @@ def make(name: str, commit: str) -> State[None]:
     """
     try:
         runs.begin()
+        checkout = Path.cwd()
         with clone.at(commit, "worker"):
+            records.link(load_params(), checkout)
             ran = _make(name, commit)
     except (httpx.TransportError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError, clone.Away) as error:
         if not isinstance(error, clone.Away) and not runs.is_away(error):

@@ -10,7 +10,7 @@ data is held against the gate, whose look at the exam spends some of the error b
 dropped, and its record kept, so that the next run tries something else. Where the budget is used up, none is drafted.
 """
 
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 
 from prefect import Flow, State, flow
@@ -26,13 +26,13 @@ from clinrl.pipeline.propose import Draft
 from clinrl.provenance.lock import LOCK
 from clinrl.release.change_control import no_look_left, outside_plan, screened_out
 from clinrl.release.standing import is_champion, is_registered, outcome
-from flows import branches, clone, pages, runs, steps
+from flows import branches, clone, pages, records, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
+from flows.watch import note_drift
 
 NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
-"""How a retraining ends that releases nothing: since nothing changed, nothing of the newest version, or a draft was no
-better."""
+"""How a retraining ends that releases nothing."""
 WRITTEN = (str(LOCK), str(drafts.DRAFTS), "data/reports")
 """The files and folders of git that a retraining changes."""
 
@@ -61,8 +61,7 @@ def scheduled(task: str) -> State[None]:
     Raises Refused if the audit log has lines that are not committed, since two that have both grown cannot be merged.
     """
     runs.begin()
-    log = str(paths.audit_log())
-    if clone.git("status", "--porcelain", "--", log):
+    if clone.git("status", "--porcelain", "--", log := str(paths.audit_log())):
         raise Refused(
             f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
         )
@@ -79,9 +78,12 @@ def scheduled(task: str) -> State[None]:
         branches.go_on(to, WRITTEN)
         clone.begin_here()
         clone.share_cache(checkout)
-        clone.pull(addresses(load_params(), task))
+        records.link(params := load_params(), checkout)
+        clone.pull(addresses(params, task))
+        with chdir(checkout):  # where the counts are
+            note_drift(load_params(), task)
         try:
-            return renew(load_params(), task, None)
+            return renew(params, task, None)
         finally:
             if clone.git("status", "--porcelain"):
                 clone.push(addresses(load_params(), task))
@@ -108,8 +110,7 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
         versions = of_task(params, task)
     else:
         get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
-    newest = versions[-1]
-    draft = drafts.find(newest)
+    draft = drafts.find(newest := versions[-1])
     for version in versions:
         try:
             build(params, version)
@@ -160,8 +161,7 @@ def drop_draft(draft: Draft, why: str) -> State[None]:
 
 def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
     """Whether the same command would fail again: the probe refused the recipe, or an alarm ended the training."""
-    refused = paths.probe_proof(version).with_suffix(".failed.json").exists()
-    return failed.exit_code == Alarmed.exit_code or refused
+    return failed.exit_code == Alarmed.exit_code or paths.probe_proof(version).with_suffix(".failed.json").exists()
 
 
 def of_task(params: Params, task: str) -> list[str]:
@@ -179,7 +179,7 @@ def addresses(params: Params, task: str) -> list[str]:
     named = [*versions, *(fold for version in versions for fold in folds(params, version))]
     mines = [name for name in named if name in params.mining]
     data = [stage for name in mines for stage in params.data_stages(params.mining[name].data)]
-    built = [stage for name in named for stage in order(params, name)]
+    built = (stage for name in named for stage in order(params, name))
     return [*dict.fromkeys([*built, *data, *(f"mine@{name}" for name in mines)])]
 
 

@@ -4,7 +4,6 @@ python -m flows serve --servers
 """
 
 import argparse
-import asyncio
 import os
 import re
 import signal
@@ -66,40 +65,12 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
             elif not servers.is_configured():
                 raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
             # In a group of its own, so that its flow runs end with it, whoever is told to stop.
-            runner = child.start([sys.executable, "-c", "from flows import serve; serve.run()"])
+            runner = child.start([sys.executable, "-c", "from flows import runner; runner.run()"])
             stack.callback(child.end, runner)
             return runner.wait()
         return 0
 
     return exit_code_of(serve)
-
-
-def run() -> None:
-    """Poll the configured Prefect server for runs of the deployments, and run them in processes of their own.
-
-    Exits as `main` does.
-    """
-    from prefect import get_client
-    from prefect.runner import Runner
-
-    from flows import runs
-
-    def sweep() -> None:
-        with runs.prefect_errors(), get_client(sync_client=True) as client:
-            runs.sweep(client)
-
-    if code := exit_code_of(lambda: sweep() or 0):
-        sys.exit(code)
-    # Without a limit: trainings wait for a slot, releases for a person, and a rollback must not wait behind them.
-    runner = Runner(pause_on_shutdown=False, limit=None)
-    # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
-    runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)  # type: ignore[method-assign]
-    for deployment in deployments(load_params()):
-        runner.add_deployment(deployment)
-    print("serving the flows; stop with Ctrl-C", file=sys.stderr)
-    with suppress(KeyboardInterrupt):
-        asyncio.run(runner.start())
-    sweep()  # the runner has killed what it ran
 
 
 def deployments(params: Params) -> list[Any]:

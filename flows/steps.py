@@ -24,7 +24,7 @@ from clinrl.registry.versions import Entry
 from clinrl.release import decisions, promotion
 from clinrl.release.gate import Decision
 from clinrl.runtime import child, dvc_state
-from flows import interpreter, runs
+from flows import interpreter, records, runs
 
 LIGHT = {"dataset", "import", "validate", "validate-import", "probe"}
 """Stages that neither train nor load a model: they may run beside a training."""
@@ -79,7 +79,8 @@ def repro(stage: str, name: str) -> None:
     """Bring one stage up to date, not those before it, and pass its lines on to the run's log.
 
     Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words, ParamsError
-    before DVC makes paths of a params.yaml that is wrong, and Refused as `interpreter.stages_python` does.
+    before DVC makes paths of a params.yaml that is wrong, and Refused as `interpreter.stages_python` does, or as
+    `records.check` does.
     """
     logger, words = get_run_logger(), deque[str](maxlen=LAST_WORDS)
 
@@ -89,7 +90,9 @@ def repro(stage: str, name: str) -> None:
             logger.info("%s", line)
 
     with nullcontext() if stage in LIGHT else runs.slot(runs.TRAINING):
-        load_params()
+        params = load_params()
+        if stage == "import":  # DVC would name the path, and not why it is missing
+            records.check(params, name)
         dvc_state.fence()
         python = interpreter.stages_python()
         code = child.run([python, *dvc_state.REPRO, "--single-item", f"{stage}@{name}"], say, python=python)

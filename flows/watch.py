@@ -2,8 +2,9 @@
 
     python -m flows watch esi
 
-Drift starts the retraining. A champion whose safety metric is above its limit is rolled back, as somebody approved
-beforehand. Whoever reaches the server can send such an event, so the rollback looks at the counts itself.
+Drift starts the retraining, which notes that it has begun. A champion whose safety metric is above its limit is rolled
+back, as somebody approved beforehand. Whoever reaches the server can send such an event, so the rollback looks at the
+counts itself.
 """
 
 import os
@@ -21,6 +22,7 @@ from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
 from clinrl.release.moves import recorded_before, recorded_champion
+from clinrl.watching import store
 from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
 
@@ -47,7 +49,8 @@ def champion_of(params: Params, task: str) -> Entry | None:
 def watch(task: str) -> State[None]:
     """Look at the counts of a task's champion, and send an event for each kind of alarm that nothing has followed yet.
 
-    Drift is sent once. Harm is sent at each look until a rollback has followed, since an event may be lost.
+    Harm is sent at each look until a rollback has followed, drift once a day until a retraining has begun: an event may
+    be lost.
     """
     runs.begin()
     params = load_params()
@@ -60,12 +63,26 @@ def watch(task: str) -> State[None]:
     new = [kind for kind in found.alarms if kind not in found.raised]
     for kind in new:
         get_run_logger().warning("alarm: %s of %s", kind, champion.name)
-        if not os.environ.get(servers.PRIVATE):  # where nothing acts on an event
-            emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
-            if kind == DRIFT:
-                note(params, champion, kind)
+        if os.environ.get(servers.PRIVATE):  # where nothing acts on an event
+            continue
+        sent = f"{kind} sent on day {store.today()}"
+        if kind == DRIFT and was_acted_on(champion, sent):
+            continue
+        emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
+        if kind == DRIFT:
+            note(params, champion, sent)
     unseen = f"; drift was not looked at: {found.unseen}" if found.unseen else ""
     return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm{unseen}")
+
+
+def note_drift(params: Params, task: str) -> None:
+    """Write down that a retraining has begun, if the champion's requests have drifted by the counts of this machine."""
+    champion = champion_of(params, task)
+    if champion is None or not paths.watched(task).exists():
+        return
+    found = standing(params, champion)
+    if DRIFT in found.alarms and DRIFT not in found.raised:
+        note(params, champion, DRIFT)
 
 
 @flow(flow_run_name="rollback-{task}")

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 import champions
 import dolls
+import examined
 from clinrl.config.schema import ImportSpec, Watch
 from clinrl.errors import ParamsError
 
@@ -36,3 +37,14 @@ def test_a_watch_that_cannot_be_is_refused(watches: Any, says: str) -> None:
     with pytest.raises(ParamsError, match=says):
         champions.params(watches=watches)
     assert champions.params(watches={"esi": {}}).watches["esi"] == Watch()
+
+
+def test_where_the_gate_allows_no_harm_nobody_approves_rollbacks_without_a_limit() -> None:
+    """One label by mistake would be infinite evidence."""
+    none = {"max": {"embedded": 0.0, "full": 0.0}, "may_rise": 0.0}
+    gate = examined.GATES["esi"]
+    gates = {"esi": {**gate, "limits": {**gate["limits"], "critical_under": none}}}
+    for watch in ({}, {"approver": champions.ADA, "limit": 0.01}):
+        assert champions.params(gates=gates, watches={"esi": watch})
+    with pytest.raises(ParamsError, match=r"set watches\.esi\.limit to a share above 0"):
+        champions.params(gates=gates, watches={"esi": {"approver": champions.ADA}})

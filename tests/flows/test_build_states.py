@@ -78,3 +78,57 @@ def test_versions_come_in_their_order_each_as_soon_as_those_before_it(
         monkeypatch.setattr(build, "_give", lambda name, _commit: given[name])
         monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
         assert told() == [("v1", None, 2), ("v2", "too little memory", 3), ("v3", None, 3)]
+
+
+def test_where_no_worker_takes_a_version_the_build_says_so(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect import flow, get_client
+    from prefect.states import Completed, Running, Scheduled
+
+    from flows import build
+
+    @flow
+    def version() -> None: ...
+
+    with get_client(sync_client=True) as client:
+        given = {name: client.create_flow_run(version, state=Scheduled()).id for name in ("v1", "v2")}
+        clock, said = [0.0], list[str]()
+
+        def pause(_seconds: float) -> None:
+            clock[0] += 400.0
+            if clock[0] == 1600.0:  # a worker has come
+                client.set_flow_run_state(given["v1"], Running(), force=True)
+            if clock[0] == 2800.0:
+                for run in given.values():
+                    client.set_flow_run_state(run, Completed(), force=True)
+
+        @flow
+        def outcomes() -> list[tuple[str, str | None]]:
+            return [*build.outcomes([*given], "a" * 40)]
+
+        logger = SimpleNamespace(info=lambda *_: None, warning=lambda text, *values: said.append(text % values))
+        monkeypatch.setattr(build, "get_run_logger", lambda: logger)
+        monkeypatch.setattr(build, "_give", lambda name, _commit: given[name])
+        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
+        assert outcomes() == [("v1", None), ("v2", None)]
+    assert said == ["v1 (and 1 more) waits; no worker takes it"]
+
+
+def test_the_automation_for_lost_workers_takes_the_place_of_what_was_shipped_before(prefect: None) -> None:
+    from prefect import get_client
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger
+
+    from flows import lost_workers
+
+    wide = EventTrigger(expect={"prefect.flow-run.heartbeat"}, posture="Proactive", threshold=1, within=90)
+    with get_client(sync_client=True) as client:
+        names = (lost_workers.SHIPPED, lost_workers.NAME, "somebody's own")
+        for name in names:
+            client.create_automation(AutomationCore(name=name, trigger=wide, actions=[]))
+        kept = list[object]()
+        for _ in range(2):
+            lost_workers.watch()
+            old, new, other = (client.read_automations_by_name(name) for name in names)
+            assert (len(old), len(new), len(other)) == (0, 1, 1)
+            assert new[0].trigger != wide
+            kept.append(new[0].id)
+        assert kept[0] == kept[1]

@@ -15,12 +15,13 @@ import scripted
 from flows.turns import at_work
 from scripted import git
 
+import esi_sources
 import examined
 import laid
 from clinrl import paths
 from clinrl.artifacts import sha256_file
 from clinrl.config.params import load_params
-from clinrl.errors import Busy
+from clinrl.errors import Busy, Refused
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage
 from clinrl.signing.keys import keyring
@@ -142,6 +143,41 @@ def test_lines_of_the_audit_log_that_are_not_committed_are_committed_first(proje
     assert not CLONE.exists()
     assert log.read_bytes() == before
     assert not git("for-each-ref", f"refs/heads/{BRANCH}")
+
+
+RECORDS = Path("data/sources/MIETIC.csv")
+
+
+def test_records_that_git_ignores_are_read_where_they_are_or_the_run_is_refused(project: Path) -> None:
+    """Served records are mined by a scheduled run, which works in a clone."""
+    from prefect import flow
+
+    from flows import clone, records, steps
+
+    def change(content: Any) -> None:
+        spec = {"task": "esi", "task_version": 2, "use": "mine", "source": str(RECORDS), "served": True}
+        content["imports"] = {"ward": {**spec, "consent": True}}
+
+    RECORDS.parent.mkdir(parents=True)
+    esi_sources.mietic(RECORDS.parent, 60, 3)
+    laid.edit(project, change)
+    git("init", "-q", "-b", "main")
+    Path(".git/info/exclude").write_text("/data/sources/\n")  # in this checkout alone
+    scripted.commit()
+
+    @flow
+    def imported() -> list[str]:
+        with clone.at(git("rev-parse", "HEAD"), "retrain-esi"):
+            records.link(load_params(), project)
+            ran = steps.bring_up_to_date(["import@ward", "validate-import@ward"])
+            assert steps.bring_up_to_date(ran) == []
+            assert not [line for line in git("status", "--porcelain").splitlines() if "sources" in line]
+            return ran
+
+    assert imported() == ["import@ward", "validate-import@ward"]
+    RECORDS.rename("data/elsewhere")
+    with pytest.raises(Refused, match=r"import@ward reads data/sources/MIETIC\.csv, which this machine has not"):
+        imported()
 
 
 def test_the_second_is_told_that_the_first_is_at_work(project: Path) -> None:

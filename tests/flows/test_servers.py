@@ -1,5 +1,6 @@
 """Both servers for real: a scheduled retraining is triggered, approved by a person, and seen by a colleague."""
 
+import asyncio
 import errno
 import json
 import os
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -74,25 +75,26 @@ def test_waiting_runs_keep_no_rollback_from_starting_and_old_ones_are_forgotten(
         def __init__(self, **given: Any) -> None:
             assert given == {"pause_on_shutdown": False, "limit": None}
 
-        def add_deployment(self, deployment: Any) -> None:
+        async def aadd_deployment(self, deployment: Any) -> None:
             served.append(deployment.name)
 
-        async def start(self) -> None:
-            served.append("started")
+        async def __aenter__(self) -> None:
+            raise InterruptedError("started")
+
+        async def __aexit__(self, *_: object) -> None: ...
 
     served: list[str] = []
     for name in servers._SETTINGS:
         monkeypatch.delenv(name, raising=False)
     servers.configure()
-    import prefect.runner
     from prefect.settings.models.server.services import ServerServicesDBVacuumSettings
 
-    monkeypatch.setattr(prefect.runner, "Runner", Runner)
-    monkeypatch.setattr(serving, "exit_code_of", lambda _: 0)
-    monkeypatch.setattr("flows.runs.sweep", lambda _: None)
-    monkeypatch.setattr("prefect.get_client", lambda **_: nullcontext())
-    serving.run()
-    assert served == ["esi", "by-hand", "by-hand", "started"]
+    from flows import runner
+
+    monkeypatch.setattr(runner, "Runner", Runner)
+    with pytest.raises(InterruptedError, match="started"):
+        asyncio.run(runner.poll(serving.deployments(load_params())))
+    assert served == ["esi", "by-hand", "by-hand"]
     assert ServerServicesDBVacuumSettings().enabled_vacuum_types >= {"events", "flow_runs"}
 
 

@@ -110,6 +110,31 @@ def test_an_alarm_is_one_event_and_the_champion_is_rolled_back_once(released: No
     assert champion() == "v2"
 
 
+def test_drift_is_sent_once_a_day_until_a_retraining_has_begun(
+    released: None, prefect: None, sent: Any, monkeypatch: Any
+) -> None:
+    """An event may be lost, and a retraining may fail before its turn has come."""
+    from flows.watch import note_drift, watch
+
+    entry, day = versions.find("esi", "v1"), store.today()
+    note_drift(champions.params(), "esi")  # nothing was served
+    reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
+    store.add("esi", entry.digest, Counts(), {}, 90)
+    note_drift(champions.params(), "esi")  # a retraining by the schedule answers no drift that comes later
+    assert not was_acted_on(entry, DRIFT)
+    strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
+    store.add("esi", entry.digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    for days, events in ((0, 1), (0, 1), (1, 2)):
+        monkeypatch.setattr(store, "today", lambda day=day + days: day)
+        assert "drift new alarm" in run(watch)
+        assert len(sent) == events
+    note_drift(champions.params(), "esi")
+    assert was_acted_on(entry, DRIFT)
+    monkeypatch.setattr(store, "today", lambda: day + 2)
+    assert "no new alarm" in run(watch)
+    assert sent == [("clinrl.drift", "clinrl.served.esi")] * 2
+
+
 def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released: None, prefect: None) -> None:
     from flows.watch import rollback
 

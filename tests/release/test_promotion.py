@@ -312,7 +312,7 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     versions.point("esi", "champion", None)
     promoted(params, "v2")
     versions.point("esi", "previous", versions.find("esi", "v3"))
-    with pytest.raises(GateError, match="nobody ever approved it"):
+    with pytest.raises(GateError, match=r"v3 has the name of a champion of esi, and .* tells of no approval"):
         promotion.rollback(params, "esi", approver=ADA)
     assert champion() == "v2"
 
@@ -324,6 +324,18 @@ def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params
     with pytest.raises(GateError, match="somebody moved the name by hand"):
         promotion.settle(params, "v2")
     assert kinds() == before
+
+
+@after("v2")
+def test_a_rollback_between_a_scheduled_promotion_and_its_merge_says_to_merge_first(params):
+    """The retraining wrote into the audit log of its clone, and the names of the registry have moved for all."""
+    held = paths.audit_log().read_text()
+    promoted(params, "v1")
+    paths.audit_log().write_text(held)
+    for of in ("", versions.find("esi", "v2").digest):
+        with pytest.raises(GateError, match=r"v1 has the name .*promoted it, merge its branch first"):
+            promotion.rollback(params, "esi", approver=ADA, of=of)
+    assert champion() == "v1"
 
 
 @after("v2")

@@ -123,6 +123,11 @@ def test_the_safety_metric_is_held_against_the_limit_of_the_gate(pairs: dict[str
     assert all((row.low > row.limit) == alarm for row in found)
 
 
+def test_a_limit_of_the_watch_counts_instead_of_the_gate_s() -> None:
+    ((row,), p) = safety(examined.params(), TASK, labelled(_1_as_3=20, _2_as_2=10), Watch(limit=0.9))
+    assert (row.limit, p) == (0.9, 1.0)
+
+
 def test_without_a_label_or_a_gate_there_is_no_safety_alarm() -> None:
     assert safety(examined.params(), TASK, [Counts()], Watch()) == ((), 1.0)
     without = examined.params().model_copy(update={"gates": {}})

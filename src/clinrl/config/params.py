@@ -111,6 +111,11 @@ class Params(Section):
         for task, watch in self.watches.items():
             check_known("watches", task, self.gates, "a task with a gate")
             _check_cron(f"watches.{task}", watch.cron)
+            if watch.approver and not (watch.limit or self.allowed_harm(task)):
+                raise ParamsError(
+                    f"watches.{task}.approver is {watch.approver!r}, but the gate allows no harmful error, so that one "
+                    f"mistyped label would roll back; set watches.{task}.limit to a share above 0"
+                )
         for task in self.plans:
             change_plan.check(self, task)
         return self
@@ -371,6 +376,13 @@ class Params(Section):
         """The most versions that a comparison has as seeds of one recipe, this one too; empty without a second."""
         rows = [row for comparison in self.comparisons.values() for row in comparison.arms.values()]
         return max((row for row in rows if version in row and len(row) > 1), key=len, default=())
+
+    def allowed_harm(self, task: str) -> float | None:
+        """The share of cases in which the gate of a task lets a model do harm, at the active scale. None: no gate."""
+        name, gate = get_task(task).safety.metric, self.gates.get(task)
+        is_max = get_task(task).metrics[name].worse == "higher"
+        bound = gate and (gate.limits[name].max if is_max else gate.limits[name].min)
+        return None if not bound else bound[self.scale] if is_max else 1 - bound[self.scale]
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The versions that a merge is made of; of a version, itself. Raises ParamsError for an unknown name."""

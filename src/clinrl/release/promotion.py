@@ -180,7 +180,11 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
                 raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
             before = _registered(model, former)
         if before.digest not in recorded_champions(model, lines):
-            raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
+            raise GateError(
+                f"{before.name} has the name of a champion of {model}, and {paths.audit_log()} tells of no approval: "
+                "if a scheduled retraining promoted it, merge its branch first; else the name was moved by hand: move "
+                "it back in MLflow"
+            )
         if before.digest != former:
             raise GateError(
                 f"{before.name} is the previous champion of {model} by name only: {paths.audit_log()} knows of another "

@@ -174,10 +174,9 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
 
 def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch) -> Found:
     """The safety metric on all labels that came, in any mode; without a limit on it, nothing."""
-    name, gate = task.safety.metric, params.gates.get(task.name)
+    name, limit = task.safety.metric, settings.limit or params.allowed_harm(task.name)
     metric, is_bad = task.metrics[name], task.metrics[name].worse == "higher"
-    bound = gate and (gate.limits[name].max if is_bad else gate.limits[name].min)
-    if not bound or not isinstance(metric, Share) or task.episodes:  # nothing that is played is served
+    if limit is None or not isinstance(metric, Share) or task.episodes:  # nothing that is played is served
         return NOTHING
     answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]
     of = {f"{gold} as {column(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
@@ -186,7 +185,6 @@ def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch
         verdicts = [(of.get(pair), k) for (feature, pair), k in day.items() if feature.startswith(counts.LABELLED)]
         hits.append(sum(k for verdict, k in verdicts if verdict is is_bad))
         n.append(sum(k for verdict, k in verdicts if verdict is not None))
-    limit = bound[params.scale] if is_bad else 1 - bound[params.scale]
     rows = [_Row(name, "yes" if is_bad else "no", None, limit, hits, n)] if sum(n) else []
     return _findings(rows, settings.alpha)
 

@@ -1,0 +1,42 @@
+"""The automation of the Prefect server by which runs of lost workers end; Prefect has no such rule by itself."""
+
+from datetime import timedelta
+
+from prefect import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+
+NAME = "clinrl: versions of lost workers"
+"""The automation that sets a run to Crashed whose process tells nothing of itself any more."""
+SHIPPED = "clinrl: runs of lost workers"
+"""What it was called when it looked at the runs of all flows, and so set to Crashed what was well. A server keeps an
+automation until somebody deletes it."""
+SILENCE_S = 90.0
+"""Seconds after which a run counts as lost: three of Prefect's heartbeats, which it sends every 30 s at best."""
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
+
+
+def watch() -> None:
+    """See that the server has the automation as it is here, once, and not as it was before."""
+    beats, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in ENDS}
+    trigger = EventTrigger(
+        after={beats},
+        expect={beats, *ends},
+        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+        # Of `make` alone, whose workers send a heartbeat in time, and which ends in no state of another name.
+        match_related=ResourceSpecification({"prefect.resource.role": ["flow"], "prefect.resource.name": ["make"]}),
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=SILENCE_S),
+    )
+    lost = ChangeFlowRunState(name=None, state=StateType.CRASHED, message="Its worker is silent.", force=True)
+    with get_client(sync_client=True) as client:
+        found = client.read_automations_by_name(NAME)
+        alike = [automation for automation in found if automation.trigger == trigger]
+        for old in (*client.read_automations_by_name(SHIPPED), *(one for one in found if one not in alike)):
+            client.delete_automation(old.id)
+        if not alike:
+            client.create_automation(AutomationCore(name=NAME, trigger=trigger, actions=[lost]))

@@ -1,0 +1,86 @@
+"""The process that polls a Prefect server for runs of the deployments that are served, also while it is away.
+
+Prefect's own loop ends with the third poll in a row that fails, and with it all that runs.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from prefect import get_client
+from prefect.deployments.runner import DeploymentApplyError
+from prefect.runner import Runner
+
+from clinrl.config.params import load_params
+from clinrl.errors import exit_code_of
+from flows import runs
+from flows.serve import deployments
+
+AWAY = "the Prefect server does not answer; what runs goes on, and what is due begins when it answers"
+PAUSE_S = 30.0
+"""Seconds before the deployments of a server that went away meanwhile are registered again."""
+
+
+def run() -> None:
+    """Poll the configured Prefect server for runs of the deployments, and run them in processes of their own.
+
+    Ends by SIGINT or SIGTERM, and what runs with it. Exits as `flows.serve.main` does.
+    """
+    if code := exit_code_of(_sweep):
+        sys.exit(code)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    served = deployments(load_params())
+    print("serving the flows; stop with Ctrl-C", file=sys.stderr)
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                asyncio.run(poll(served))
+            except Exception as error:
+                if not _is_away(error):
+                    raise
+                print(AWAY, file=sys.stderr)
+                time.sleep(PAUSE_S)
+    sys.exit(exit_code_of(_sweep))  # the runner has killed what it ran
+
+
+async def poll(served: Iterable[Any]) -> None:
+    """Register deployments, and poll for their runs. A poll that fails ends nothing.
+
+    Returns once the server has answered again after it was away and nothing runs: a runner that lost it does not learn
+    any more that a person cancels a run, and a new one does.
+    """
+    # Without a limit: trainings wait for a slot, releases for a person, and a rollback must not wait behind them.
+    runner, was_away = Runner(pause_on_shutdown=False, limit=None), False
+    for deployment in served:
+        await runner.aadd_deployment(deployment)
+    async with runner:
+        poller = runner._scheduled_run_poller
+        while True:
+            try:
+                await poller._get_and_submit_flow_runs()
+            except Exception as error:
+                if not _is_away(error):
+                    raise
+                if not was_away:
+                    print(AWAY, file=sys.stderr)
+                was_away = True
+            else:
+                if was_away and not poller._submitting_flow_run_ids:  # until their processes end
+                    return
+            await asyncio.sleep(runner.query_seconds)
+
+
+def _is_away(error: Exception) -> bool:
+    if isinstance(error, DeploymentApplyError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return runs.is_away(error)
+
+
+def _sweep() -> int:
+    with runs.prefect_errors(), get_client(sync_client=True) as client:
+        runs.sweep(client)
+    return 0

@@ -1,0 +1,76 @@
+"""The process that polls a Prefect server, where that is away for a while."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from prefect import flow, get_client
+from prefect.client.orchestration import PrefectClient
+from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
+from prefect.types.entrypoint import EntrypointType
+
+END = "CLINRL_TEST_END"
+"""Variable: the file that ends the flow."""
+
+
+@flow
+def waits() -> None:
+    while not Path(os.environ[END]).exists():
+        time.sleep(0.1)
+
+
+def test_a_server_that_is_away_for_many_polls_ends_no_run(
+    prefect: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows import runner
+
+    end, failed, poll = tmp_path / "end", 0, PrefectClient.get_scheduled_flow_runs_for_deployments
+    monkeypatch.setenv(END, str(end))
+    folders = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", folders)
+
+    async def refused(*_args: object, **_how: object) -> None:
+        nonlocal failed
+        failed += 1
+        raise httpx.ConnectError("away")
+
+    async def served() -> str:
+        deployment = await waits.ato_deployment("here", entrypoint_type=EntrypointType.MODULE_PATH)
+        polling = asyncio.create_task(runner.poll([deployment]))
+        async with get_client() as client:
+
+            async def eventually(is_so) -> None:
+                async with asyncio.timeout(200):
+                    while not await is_so():
+                        await asyncio.sleep(0.2)
+
+            async def state() -> str:
+                return (await client.read_flow_run(run.id)).state.name
+
+            async def is_deployed() -> bool:
+                return any(one.name == "here" for one in await client.read_deployments())
+
+            async def runs() -> bool:
+                return await state() == "Running"
+
+            async def has_failed() -> bool:
+                assert not polling.done()
+                return failed > 3
+
+            await eventually(is_deployed)
+            run = await client.create_flow_run_from_deployment((await client.read_deployment_by_name("waits/here")).id)
+            await eventually(runs)
+            monkeypatch.setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", refused)
+            await eventually(has_failed)
+            monkeypatch.setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", poll)
+            end.touch()
+            async with asyncio.timeout(200):
+                await polling  # ends by itself, so that a new one begins
+            return await state()
+
+    with temporary_settings({PREFECT_RUNNER_POLL_FREQUENCY: 1}):
+        assert asyncio.run(served()) == "Completed"
+    assert capsys.readouterr().err.count(runner.AWAY) == 1
