@@ -11,9 +11,10 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import artifacts, paths
+from clinrl.config.params import Params
 from clinrl.data import data_docs
 from clinrl.data.dataset import is_import, manifest_of, read_rows, rebuild
 from clinrl.data.expectations import COMPUTED, TEXT_UNIQUE, Tally, checker
@@ -27,9 +28,6 @@ from clinrl.tasks.importing import CONTROL_CHARACTERS, HIDDEN_CHARACTERS, IDENTI
 from clinrl.tasks.parts import Expect
 from clinrl.types import Case, Manifest, Pool
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 CHUNK_ROWS = 5_000
 """Rows in memory at a time. A "rows" expectation must therefore be about single rows, not about the whole table."""
 
@@ -39,7 +37,7 @@ NOT_OF_IMPORTS = frozenset({"label_reproduced"})
 LONGEST_TEXT_CHARACTERS = 8_000
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Validate a data set, drawn or imported; write `paths.data_proof(name)` and the pages in `paths.data_docs(name)`.
 
     The proof says nothing of versions: that another one comes to train on the data set changes no byte of it.
@@ -69,7 +67,7 @@ def stage(params: "Params", name: str) -> None:
         artifacts.write_json(proof, report)
 
 
-def pages(params: "Params", name: str) -> None:
+def pages(params: Params, name: str) -> None:
     """Write `paths.data_docs(name)` if it is missing, as in a clone: the proof is in git, its pages are not.
 
     Raises DataError if the data set does not pass any more, and ArtefactError if it is altered.
@@ -82,7 +80,7 @@ def pages(params: "Params", name: str) -> None:
             raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
 
 
-def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
+def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
     """What `examine` is asked about."""
     spec = params.data_spec(name)
     task = get_task(spec.task)

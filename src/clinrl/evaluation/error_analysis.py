@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, write_json, write_text
+from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import open_run
@@ -31,9 +32,6 @@ from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case, Estimate, Graded, Strict, Unreadable, last_turn
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 POOL = "mine"
 MAX_WORST = 8
@@ -111,7 +109,7 @@ class MineReport(Strict):
     note: str = NOTE
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Let a version answer its mine data; write the graded answers, and the report as JSON, page and plot.
 
     Raises ParamsError if params.yaml mines no errors of `name`, ArtefactError if an input is missing, altered, or

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -18,6 +18,7 @@ from clinrl.analysis.exam import Estimates, EvalReport, build, summary
 from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
+from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     BETWEEN_MODES,
@@ -36,14 +37,11 @@ from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
 from clinrl.types import Graded
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 TOLERANCE = 1e-6
 """Intervals are drawn with other numbers in their last place on another machine; no reader sees less than this."""
 
 
-def reports(params: "Params", name: str) -> dict[str, EvalReport]:
+def reports(params: Params, name: str) -> dict[str, EvalReport]:
     """The reports of a version, a merge or a base, by mode, each of whose numbers follows from its answers.
 
     Not counted anew: what other models say of the answers, what thresholds on a model's probabilities reach, and the

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
 from clinrl.artifacts import exclusive, identity, seal, staged, verified, write_json, write_text
+from clinrl.config.params import Params
 from clinrl.config.schema import Fold
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
 from clinrl.merging import checkpoint, lora_delta, safetensors_io
@@ -27,8 +28,6 @@ from clinrl.tasks.base import Task, get_task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from clinrl.config.params import Params
-
 __all__ = ["Check", "blend", "check", "fold", "stage"]
 
 Method = Literal["cat", "svd", "linear", "ties", "dare"]
@@ -38,7 +37,7 @@ CASES, SEED = 4, 1
 """Of the prompts of the check: so many cases of the mining pool, each in every mode."""
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Make the merge `name` and write `data/merged/<name>`, checked against base and adapters.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered or of
@@ -243,7 +242,7 @@ def _inputs(task: Task, versions: Mapping[str, float]) -> dict[str, str]:
     return inputs
 
 
-def _prompts(params: "Params", task: Task, adapter: Path) -> list[str]:
+def _prompts(params: Params, task: Task, adapter: Path) -> list[str]:
     """A few prompts as they are trained and examined on, from the pool that neither training nor an exam draws from."""
     from transformers import AutoTokenizer
 

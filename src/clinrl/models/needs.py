@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
-from clinrl.config.bases import HubModel
+from clinrl.config.bases import Embedded, HubModel
 from clinrl.config.machine import Machine, read_machine, sequences_of
+from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoProfile, SftProfile
 from clinrl.errors import OutOfMemory, ParamsError, Refused
 from clinrl.models import bases, hub
@@ -24,10 +25,6 @@ from clinrl.models.shapes import SHAPES
 from clinrl.runtime.gpus import Gpu, visible
 from clinrl.tasks.base import Task, get_task, models_of
 from clinrl.types import Case
-
-if TYPE_CHECKING:
-    from clinrl.config.bases import Embedded
-    from clinrl.config.params import Params
 
 CASES = 32
 """Cases whose prompts are measured; the longest counts."""
@@ -92,7 +89,7 @@ def room(machine: Machine) -> Room:
     return Room(min(used, key=lambda gpu: gpu.free, default=None), min([free, *limits]), tuple(gpus))
 
 
-def check(params: "Params", version: str, machine: Machine) -> None:
+def check(params: Params, version: str, machine: Machine) -> None:
     """Refuse a training at scale full that cannot fit, before hours are lost. Raises OutOfMemory with the shortfall.
 
     What nobody knows the shape of is not refused, nor anything under `try_anyway`. Raises ParamsError as `room`.
@@ -110,7 +107,7 @@ def check(params: "Params", version: str, machine: Machine) -> None:
             )
 
 
-def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Need]:
+def needs(params: Params, name: str, machine: Machine, there: Room) -> list[Need]:
     """The places of a version, or of `<task>-base`, which is loaded and examined alone."""
     task, is_full = params.model(name).task.name, params.scale == "full"
     try:
@@ -193,7 +190,7 @@ class Training:
     """Tokens of held-out cases whose log-probabilities are computed at once; 0: none."""
 
 
-def workload(params: "Params", name: str, machine: Machine, *, is_gpu: bool) -> Workload:
+def workload(params: Params, name: str, machine: Machine, *, is_gpu: bool) -> Workload:
     """What a version, or `<task>-base`, computes on this machine. Raises Refused if a shape is not known."""
     task = get_task(params.model(name).task.name)
     version, base = params.versions.get(name), params.base(task.name)
@@ -228,7 +225,7 @@ def workload(params: "Params", name: str, machine: Machine, *, is_gpu: bool) -> 
 
 
 def _training(
-    params: "Params", recipe: str, task: Task, machine: Machine, policy: Size, prompt: int, gold: int
+    params: Params, recipe: str, task: Task, machine: Machine, policy: Size, prompt: int, gold: int
 ) -> Training:
     profile, trainer = params.profiles[recipe], params.trainer(recipe)
     fields: dict[str, Any] = trainer.model_dump()
@@ -300,7 +297,7 @@ def _is_nf4(spec: Any) -> bool:
     return bool(getattr(spec, "quantize", "none") == "nf4")
 
 
-def config_of(params: "Params", task: str, judge: str = "") -> dict[str, Any]:
+def config_of(params: Params, task: str, judge: str = "") -> dict[str, Any]:
     """The config.json of a base or of its judge: its own, or the copy here of a known one.
 
     Raises Refused for a checkpoint of which neither is there.
@@ -320,7 +317,7 @@ def config_of(params: "Params", task: str, judge: str = "") -> dict[str, Any]:
     return dict(SHAPES[spec.repo])
 
 
-def _built(spec: "Embedded") -> dict[str, Any]:
+def _built(spec: Embedded) -> dict[str, Any]:
     return {
         "model_type": spec.architecture, "vocab_size": spec.vocab, "hidden_size": spec.hidden,
         "num_hidden_layers": spec.layers, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
@@ -361,7 +358,7 @@ def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]
     return max(prompts), max(len(ids) - prompt for (ids, _), prompt in zip(found, prompts, strict=True))
 
 
-def is_copy(params: "Params", task: str) -> bool:
+def is_copy(params: Params, task: str) -> bool:
     """Whether the hub base of a task is measured by the copy of its shape here, for want of its own config."""
     repo = params.bases[task].full.repo
     try:
@@ -370,7 +367,7 @@ def is_copy(params: "Params", task: str) -> bool:
         return False
 
 
-def worst(params: "Params", names: Sequence[str]) -> list[Need]:
+def worst(params: Params, names: Sequence[str]) -> list[Need]:
     """Place by place of each task, the version that needs most."""
     machine = read_machine()
     there = room(machine)

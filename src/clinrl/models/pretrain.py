@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
 from clinrl.errors import Refused
 from clinrl.models.chat import Example, Piece, encoded, spelt
 from clinrl.models.checkpoints import latest_checkpoint, seal_checkpoint
@@ -19,9 +20,6 @@ from clinrl.models.rollout import schemas
 from clinrl.runtime.determinism import settle
 from clinrl.tasks.base import Task
 from clinrl.types import Case
-
-if TYPE_CHECKING:
-    from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
 
 Text = Sequence[Piece]
 """What a model learns: a prompt as it is given it, what it should write, with the end of the turn, and so on."""
@@ -59,7 +57,7 @@ WINDOW = 50
 """Steps whose texts are sorted by length together."""
 
 
-def build(task: Task, spec: "EmbeddedBase", out: Path, scratch: Path) -> None:
+def build(task: Task, spec: EmbeddedBase, out: Path, scratch: Path) -> None:
     """Write tokenizer, template and trained weights of a base to `out`.
 
     Checkpoints go to `scratch`; a killed build continues there. Raises Refused for a template of an unknown family.
@@ -74,7 +72,7 @@ def build(task: Task, spec: "EmbeddedBase", out: Path, scratch: Path) -> None:
     teach(spec, _texts(task, spec, marks, template), marks, template, out, scratch)
 
 
-def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch: Path) -> None:
+def build_judge(task: Task, name: str, spec: EmbeddedJudge, out: Path, scratch: Path) -> None:
     """Write tokenizer and trained weights of a judge to `out`; as `build`.
 
     Raises Refused if the task has no lessons for it.
@@ -86,9 +84,7 @@ def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch
     teach(spec, texts, QWEN, None, out, scratch)
 
 
-def teach(
-    spec: "Embedded", texts: Sequence[Text], marks: Marks, template: str | None, out: Path, scratch: Path
-) -> None:
+def teach(spec: Embedded, texts: Sequence[Text], marks: Marks, template: str | None, out: Path, scratch: Path) -> None:
     """Learn a vocabulary from the texts, train a model on them, and write both to `out`."""
     settle(spec.seed)
     tokenizer = _tokenizer(spec.vocab, texts, marks, template)
@@ -99,12 +95,12 @@ def teach(
     tokenizer.save_pretrained(out)
 
 
-def corpus(task: Task, spec: "EmbeddedBase", **edition: Any) -> Iterator[Case]:
+def corpus(task: Task, spec: EmbeddedBase, **edition: Any) -> Iterator[Case]:
     """The cases that a base learns from; with `edition`, the same patients labelled by that one alone."""
     return task.cases(spec.cases, spec.seed, pool="base", mix="reporting", **edition)
 
 
-def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> list[Text]:
+def _texts(task: Task, spec: EmbeddedBase, marks: Marks, template: str) -> list[Text]:
     """Each case, rendered, with what a forgetful reader does; modes alternate."""
     from tokenizers import Tokenizer, models
 
@@ -169,7 +165,7 @@ def _wrapped(backend: Any, marks: Marks, template: str | None) -> Any:
     return tokenizer
 
 
-def _model(spec: "Embedded", tokenizer: Any, longest: int) -> Any:
+def _model(spec: Embedded, tokenizer: Any, longest: int) -> Any:
     import transformers
 
     family = spec.architecture.capitalize()
@@ -193,7 +189,7 @@ def _model(spec: "Embedded", tokenizer: Any, longest: int) -> Any:
     )
 
 
-def _ordered(examples: list[Example], spec: "Embedded") -> list[Example]:
+def _ordered(examples: list[Example], spec: Embedded) -> list[Example]:
     """The texts of all steps in order: shuffled passes, sorted by length within a window so that batches pad little."""
     rng = Random(f"order/{spec.seed}")
     needed = spec.steps * spec.batch
@@ -211,7 +207,7 @@ def _ordered(examples: list[Example], spec: "Embedded") -> list[Example]:
     return ordered
 
 
-def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch: Path) -> None:
+def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
     from torch.utils.data import SequentialSampler

@@ -13,15 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl.config.machine import Machine
+from clinrl.config.params import Params
 from clinrl.errors import Refused
 from clinrl.models import needs
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-    from clinrl.runtime.gpus import Gpu
+from clinrl.runtime.gpus import Gpu
 
 PROBE_S = 0.3
 """Seconds that each of the three rates is measured."""
@@ -78,7 +76,7 @@ class Times:
         return self.sampling_s + self.steps * self.step_s
 
 
-def reckon(params: "Params", version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1) -> Times:
+def reckon(params: Params, version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1) -> Times:
     """What the training of a version takes at these rates. Judges and held-out looks are not counted.
 
     `gpus`: among so many the rows of a step are divided, at no cost. Raises Refused if the shape of its base is not
@@ -116,7 +114,7 @@ def _writing(load: needs.Workload, training: needs.Training, rates: Rates) -> fl
     return math.ceil(training.sampled / rows) * (training.written * token + read * operations / REACHED)
 
 
-def slowest(params: "Params", names: Sequence[str], machine: Machine, rates: Rates, *, is_gpu: bool) -> list[Times]:
+def slowest(params: Params, names: Sequence[str], machine: Machine, rates: Rates, *, is_gpu: bool) -> list[Times]:
     """Of each task, the training that takes longest; none of a base, or above a checkpoint of no known shape."""
     found: dict[str, Times] = {}
     for name in names:
@@ -130,7 +128,7 @@ def slowest(params: "Params", names: Sequence[str], machine: Machine, rates: Rat
     return list(found.values())
 
 
-def tell(params: "Params", version: str, machine: Machine) -> None:
+def tell(params: Params, version: str, machine: Machine) -> None:
     """Say on stderr what a training at full scale will take, before it starts; nothing at the embedded scale."""
     if params.scale == "embedded":
         return
@@ -159,7 +157,7 @@ def seconds(time_s: float) -> str:
     return f"{time_s / 60:.3g} min" if time_s < 100 * 60 else f"{time_s / 3600:,.1f} h"
 
 
-def measured(gpu: "Gpu | None") -> Rates | None:
+def measured(gpu: Gpu | None) -> Rates | None:
     """The rates of a GPU, in a process of its own, or of this CPU; None if the GPU cannot be asked."""
     if gpu is None:
         return probe()
