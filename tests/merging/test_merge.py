@@ -449,7 +449,7 @@ def test_an_altered_adapter_is_refused(project):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"inputs": {"base": "0" * 64}}, "was trained on another base"),
+        ({"inputs": {"base": "0" * 64}}, "was made from another base"),
         ({"task_version": 0}, "at version 0 of the task esi, which is now at 2"),
     ],
 )

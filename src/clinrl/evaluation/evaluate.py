@@ -41,7 +41,8 @@ from clinrl.evaluation.answers import (
     rows_of,
 )
 from clinrl.evaluation.record import record_of, write_record
-from clinrl.evaluation.sampler import models_of, open_journal, open_sampler
+from clinrl.evaluation.sampler import open_journal, open_sampler
+from clinrl.models.bases import made_of
 from clinrl.models.journal import Journal
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.pretrain import corpus
@@ -71,7 +72,7 @@ def stage(params: Params, name: str) -> None:
     with exclusive(paths.graded(name)):
         run = open_run(params, model)
         training = [*chain.from_iterable(corpora(params, model).values())] if model.data else []
-        inputs = {"exam": run.exam_digest, **models_of(model)}
+        inputs = {"exam": run.exam_digest, **made_of(task, model.folder)}
         # Before the expensive part: a parent that took another exam is found out now.
         check_apart(params, run.model, run.cases)
         parent = {mode: answers for mode in run.modes if (answers := load_parent(run, mode)) is not None}

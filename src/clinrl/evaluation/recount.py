@@ -19,6 +19,7 @@ from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
 from clinrl.config.params import Params
+from clinrl.data.dataset import to_text
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     BETWEEN_MODES,
@@ -120,7 +121,7 @@ def _check_same(page: str, counted: Any, written: Any, name: str) -> None:
     """Raise ArtefactError if a number that was counted is not the one that is written."""
     for place, mine, theirs in _differences(counted, written):
         raise ArtefactError(
-            f"{page} says that {place} is {_shorten(theirs)}, but its answers give {_shorten(mine)}: it was edited; "
+            f"{page} says that {place} is {to_text(theirs)}, but its answers give {to_text(mine)}: it was edited; "
             f"{_again(name)}"
         )
 
@@ -166,11 +167,6 @@ def _json(name: str, file: str) -> Any:
 
 def _page(name: str, mode: str) -> str:
     return str(paths.report(name) / f"{mode}.json")
-
-
-def _shorten(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _again(name: str) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import exclusive, identity, seal, staged, verified, write_json, write_text
+from clinrl.artifacts import exclusive, seal, staged, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.config.schema import Fold
-from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
+from clinrl.errors import ParamsError, Refused, did_you_mean
 from clinrl.merging import checkpoint, lora_delta, safetensors_io
 from clinrl.merging.check import Check, Part, check
 from clinrl.models import bases, hub, opening
@@ -55,7 +55,10 @@ def stage(params: Params, name: str) -> None:
         method, versions = merge.method, dict(zip((merge.first, merge.second), merge.weights, strict=True))
     parts = [(paths.adapter(version), weight) for version, weight in versions.items()]
     with exclusive(target):
-        inputs = _inputs(task, versions)
+        inputs: dict[str, str] = {}
+        for version in versions:
+            made = bases.made_of(task, paths.adapter(version))
+            inputs |= {"base": made["base"], version: made["adapter"]}
         determinism.settle(SEED)
         source = checkpoint.locate(paths.base(task.name))
         with staged(target) as out:
@@ -188,27 +191,6 @@ def _share(tally: Mapping[str, tuple[float, float]]) -> float | None:
     """The root of what was lost over what there was; both are sums of squares by name."""
     lost, size = (math.fsum(tally[name][i] for name in sorted(tally)) for i in (0, 1))
     return math.sqrt(lost / size) if size else None
-
-
-def _inputs(task: Task, versions: Mapping[str, float]) -> dict[str, str]:
-    """Digests of base and adapters, all unaltered and made for each other. Raises ArtefactError otherwise."""
-    base = identity(verified(paths.base(task.name)))
-    inputs = {"base": base}
-    for version in versions:
-        folder = paths.adapter(version)
-        manifest = verified(folder)
-        if manifest.inputs["base"] != base:
-            raise ArtefactError(
-                f"{folder} was trained on another base than {paths.base(task.name)} now holds; restore both with "
-                "`dvc checkout` or rebuild the adapter"
-            )
-        if manifest.task_version != task.version:
-            raise ArtefactError(
-                f"{folder} was trained at version {manifest.task_version} of the task {task.name}, which is now at "
-                f"{task.version}; rebuild it with `dvc repro train@{version}`"
-            )
-        inputs[version] = identity(manifest)
-    return inputs
 
 
 def _prompts(params: Params, task: Task, adapter: Path) -> list[str]:
