@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from clinrl import paths
-from clinrl.config.bases import Embedded, HubModel
-from clinrl.config.machine import Machine, read_machine, sequences_of
+from clinrl.config.bases import HubModel
+from clinrl.config.machine import Machine, sequences_of
 from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoProfile, SftProfile
 from clinrl.errors import OutOfMemory, ParamsError, Refused
@@ -21,6 +21,7 @@ from clinrl.models import bases, hub
 from clinrl.models.estimate import GIB, TRAINED, Size, measure
 from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED
 from clinrl.models.judges import TOGETHER
+from clinrl.models.pretrain import shape
 from clinrl.models.shapes import SHAPES
 from clinrl.runtime.gpus import Gpu, visible
 from clinrl.tasks.base import Task, get_task, models_of
@@ -195,13 +196,13 @@ def workload(params: Params, name: str, machine: Machine, *, is_gpu: bool) -> Wo
     task = get_task(params.model(name).task.name)
     version, base = params.versions.get(name), params.base(task.name)
     profile = params.profiles[version.profile] if version else None
-    shape = params.lora(name) if profile else None
+    lora = params.lora(name) if profile else None
     policy = measure(
         config_of(params, task.name),
         half=is_gpu,
         nf4=_is_nf4(base) or bool(profile and profile.qlora),
-        rank=shape.rank if shape else 0,
-        targets=shape.targets if shape else (),
+        rank=lora.rank if lora else 0,
+        targets=lora.targets if lora else (),
     )
     judges: dict[str, Size] = {
         judge: measure(config_of(params, task.name, judge), half=is_gpu, nf4=_is_nf4(spec))
@@ -253,7 +254,7 @@ def _training(
         together=together if keeps else _rows(together, prompt + written, tokens),
         reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
         beta=fields.get("beta", 0.0),
-        moments=_moments(trainer.optimizer),
+        moments=2 if trainer.optimizer.endswith("8bit") else 8,
         looked=max(prompt + written, at_most) if fields.get("held_out") else 0,
     )
 
@@ -274,7 +275,9 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
         if training.looked:
             yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + policy.looking(training.looked)
     if judges:
-        most = max(_asked(size, prompt + load.gold, min(bound or TOGETHER, TOGETHER)) for size in judges.values())
+        asked = prompt + load.gold
+        at_once = max(1, min(bound or TOGETHER, TOGETHER) // asked)
+        most = max(size.writing(asked, asked, at_once) for size in judges.values())
         yield "judges", policy.weights + sum(size.weights for size in judges.values()) + most
     yield "exam", policy.weights + policy.adapter * 4 + policy.writing(prompt, load.longest, load.examined)
 
@@ -282,15 +285,6 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
 def _rows(own: int, tokens: int, machine: int | None) -> int:
     """Rows of so many tokens at once: those of the recipe, or fewer, and at least one."""
     return max(1, own if machine is None else min(own, machine // tokens))
-
-
-def _asked(size: Size, tokens: int, together: int) -> int:
-    return size.writing(tokens, tokens, max(1, together // tokens))
-
-
-def _moments(optimizer: str) -> int:
-    """Bytes that the two moments of a trained number take."""
-    return 2 if optimizer.endswith("8bit") else 8
 
 
 def _is_nf4(spec: Any) -> bool:
@@ -305,7 +299,7 @@ def config_of(params: Params, task: str, judge: str = "") -> dict[str, Any]:
     base = params.base(task)
     spec = base.judges[judge] if judge else base  # type: ignore[index]
     if not isinstance(spec, HubModel):
-        return _built(spec)
+        return {"model_type": spec.architecture, **shape(spec, spec.vocab)}
     named = bases.reference(paths.base(task))
     pinned = named.get("judges", {}).get(judge, {}) if judge else named
     revision = pinned.get("commit", spec.revision) if pinned.get("repo") == spec.repo else spec.revision
@@ -315,14 +309,6 @@ def config_of(params: Params, task: str, judge: str = "") -> dict[str, Any]:
     if spec.repo not in SHAPES:
         raise Refused(f"the shape of {spec.repo} is not known before its config.json is in the hub's cache")
     return dict(SHAPES[spec.repo])
-
-
-def _built(spec: Embedded) -> dict[str, Any]:
-    return {
-        "model_type": spec.architecture, "vocab_size": spec.vocab, "hidden_size": spec.hidden,
-        "num_hidden_layers": spec.layers, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.hidden // spec.heads, "intermediate_size": spec.mlp, "tie_word_embeddings": True,
-    }  # fmt: skip
 
 
 @cache
@@ -367,10 +353,8 @@ def is_copy(params: Params, task: str) -> bool:
         return False
 
 
-def worst(params: Params, names: Sequence[str]) -> list[Need]:
+def worst(params: Params, names: Sequence[str], machine: Machine, there: Room) -> list[Need]:
     """Place by place of each task, the version that needs most."""
-    machine = read_machine()
-    there = room(machine)
     found: dict[tuple[str, str], Need] = {}
     for name in names:
         for need in needs(params, name, machine, there):

@@ -165,6 +165,15 @@ def _wrapped(backend: Any, marks: Marks, template: str | None) -> Any:
     return tokenizer
 
 
+def shape(spec: Embedded, vocab: int) -> dict[str, Any]:
+    """The fields of a config.json that say what a model is made of."""
+    return {
+        "vocab_size": vocab, "hidden_size": spec.hidden, "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.hidden // spec.heads, "intermediate_size": spec.mlp, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
 def _model(spec: Embedded, tokenizer: Any, longest: int) -> Any:
     import transformers
 
@@ -172,15 +181,8 @@ def _model(spec: Embedded, tokenizer: Any, longest: int) -> Any:
     config, model = getattr(transformers, f"{family}Config"), getattr(transformers, f"{family}ForCausalLM")
     return model(
         config(
-            vocab_size=len(tokenizer),
-            hidden_size=spec.hidden,
-            num_hidden_layers=spec.layers,
-            num_attention_heads=spec.heads,
-            num_key_value_heads=spec.kv_heads,
-            head_dim=spec.hidden // spec.heads,
-            intermediate_size=spec.mlp,
+            **shape(spec, len(tokenizer)),
             max_position_embeddings=max(1024, 4 * longest),
-            tie_word_embeddings=True,
             initializer_range=0.05,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -210,6 +212,7 @@ def _ordered(examples: list[Example], spec: Embedded) -> list[Example]:
 def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
+    from torch.nn.utils.rnn import pad_sequence
     from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -233,19 +236,12 @@ def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: P
             seal_checkpoint(scratch / f"checkpoint-{state.global_step}")
 
     def collate(batch: list[Example]) -> dict[str, Any]:
-        longest = max(len(ids) for ids, _ in batch)
-        gaps = [longest - len(ids) for ids, _ in batch]
+        ids = [torch.tensor(ids) for ids, _ in batch]
+        weights = [torch.tensor([1.0 if mine else spec.prompt_weight for mine in own]) for _, own in batch]
         return {
-            "input_ids": torch.tensor([ids + [pad] * gap for (ids, _), gap in zip(batch, gaps, strict=True)]),
-            "attention_mask": torch.tensor(
-                [[1] * len(ids) + [0] * gap for (ids, _), gap in zip(batch, gaps, strict=True)]
-            ),
-            "weights": torch.tensor(
-                [
-                    [1.0 if mine else spec.prompt_weight for mine in own] + [0.0] * gap
-                    for (_, own), gap in zip(batch, gaps, strict=True)
-                ]
-            ),
+            "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
+            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+            "weights": pad_sequence(weights, batch_first=True),
         }
 
     arguments = TrainingArguments(
@@ -256,18 +252,14 @@ def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: P
         lr_scheduler_type="cosine",
         warmup_steps=min(100, spec.steps // 10),
         weight_decay=0.01,
-        max_grad_norm=1.0,
         adam_beta2=0.98,
         seed=spec.seed,
         data_seed=spec.seed,
         use_cpu=True,
-        bf16=False,
         remove_unused_columns=False,
         save_steps=200,
         save_total_limit=2,
         logging_steps=50,
-        report_to=[],
-        dataloader_num_workers=0,
     )
     how = {"train_dataset": rows, "data_collator": collate, "callbacks": [Sealed()]}
     trainer = WeightedTrainer(model=model, args=arguments, **how)
