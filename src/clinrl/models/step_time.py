@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -134,19 +135,16 @@ def tell(params: Params, version: str, machine: Machine) -> None:
         return
     gpu = needs.room(machine).gpu
     rates = measured(gpu)
-    try:
-        times = None if rates is None else reckon(params, version, machine, rates, is_gpu=gpu is not None)
-    except Refused:
-        times = None
-    if times is None or rates is None:
-        text = "what a step takes cannot be reckoned here; the training starts all the same"
-    else:
-        before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
-        text = (
-            f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step "
-            f"(generation {seconds(times.generation_s)}, loss {seconds(times.loss_s)}), "
-            f"{seconds(times.all_s)} in all; rates {rates}"
-        )
+    text = "what a step takes cannot be reckoned here; the training starts all the same"
+    with suppress(Refused):
+        if rates is not None:
+            times = reckon(params, version, machine, rates, is_gpu=gpu is not None)
+            before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
+            text = (
+                f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step "
+                f"(generation {seconds(times.generation_s)}, loss {seconds(times.loss_s)}), "
+                f"{seconds(times.all_s)} in all; rates {rates}"
+            )
     print(f"clinrl: {version}: {text}", file=sys.stderr, flush=True)
 
 
