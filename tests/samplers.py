@@ -35,7 +35,6 @@ class ScriptedSampler(Sampler):
                 Completion(
                     text=text if answered else " ".join(words[:budget]),
                     stop="answered" if answered else "max_tokens",
-                    tokens=min(len(words) + 1, budget),
                     ids=(0,) * min(len(words) + 1, budget),
                 )
             )
@@ -62,4 +61,4 @@ class ScriptedSampler(Sampler):
     def cut(self, completion: Completion, tokens: int) -> Completion:
         """The first so many words."""
         text = " ".join(completion.text.split(" ")[:tokens])
-        return Completion(text=text, stop="max_tokens", tokens=tokens, ids=completion.ids[:tokens])
+        return Completion(text=text, stop="max_tokens", ids=completion.ids[:tokens])

@@ -53,6 +53,11 @@ def files_of(path: Path) -> list[Path]:
     return [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 
+def digests(folder: Path, without: str = "") -> dict[str, str]:
+    """SHA-256 of the files in a folder by their paths in it, those of one name left out."""
+    return {str(file.relative_to(folder)): sha256_file(file) for file in files_of(folder) if file.name != without}
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write readable, sorted, newline-terminated JSON at once: a reader sees the old file or the new one."""
     write_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -125,20 +130,16 @@ def replaced(target: Path, command: str) -> Iterator[Path]:
         )
     with staged(target) as folder:
         yield folder
-        write_json(folder / MADE, {"command": command, "files": _digests(folder)})
+        write_json(folder / MADE, {"command": command, "files": digests(folder, without=MADE)})
 
 
 def _is_as_made(target: Path, command: str) -> bool:
     """Whether a folder is empty, or holds the very files that the command wrote."""
     try:
         made = json.loads((target / MADE).read_bytes())
-        return bool(made == {"command": command, "files": _digests(target)})
+        return bool(made == {"command": command, "files": digests(target, without=MADE)})
     except (OSError, ValueError):
         return target.is_dir() and not any(target.iterdir())
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {str(file.relative_to(folder)): sha256_file(file) for file in files_of(folder) if file.name != MADE}
 
 
 @contextmanager
@@ -182,8 +183,7 @@ def _alive(pid: int) -> bool:
 
 def seal(folder: Path, **fields: Any) -> Manifest:
     """Write the manifest of a finished folder: the given fields plus the digest of every file in it."""
-    files = {str(path.relative_to(folder)): sha256_file(path) for path in files_of(folder) if path.name != MANIFEST}
-    manifest = Manifest(files=files, **fields)
+    manifest = Manifest(files=digests(folder, without=MANIFEST), **fields)
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
     return manifest
 

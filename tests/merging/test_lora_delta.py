@@ -136,9 +136,8 @@ def test_a_threshold_is_the_kth_largest_magnitude(matrix, data):
 def test_ties_trims_to_the_density(monkeypatch):
     monkeypatch.setattr(lora_delta, "BLOCK_BYTES", 7 * 30 * 4)
     delta = drawn(1, (40, 30), 3)
-    combine = lora_delta.combination("ties", [delta], [1.0], density=0.1, generators=[])
-    blocks = [delta.rows(first, 7) for first in range(0, 40, 7)]
-    found, rows = torch.cat([combine([block]) for block in blocks]), torch.cat(blocks)
+    rows, threshold = torch.cat([delta.rows(first, 7) for first in range(0, 40, 7)]), lora_delta.threshold(delta, 0.1)
+    found = lora_delta.ties([rows], [1.0], [threshold])
     assert int((found != 0).sum()) == 120
     assert float(found.abs()[found != 0].min()) >= float(rows.abs()[found == 0].max())
 

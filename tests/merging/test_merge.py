@@ -14,7 +14,7 @@ import dolls
 from clinrl import paths
 from clinrl.artifacts import exclusive, identity, read_manifest, seal, staged, verified
 from clinrl.errors import ArtefactError, Busy, ParamsError, Refused
-from clinrl.merging import merge
+from clinrl.merging import merge, safetensors_io
 from clinrl.models import bases
 
 KINDS = ("qwen3", "llama", "gpt2", "qwen3_5")
@@ -149,10 +149,11 @@ def test_a_fold_is_that_of_peft_to_the_bit_and_nearer_than_its_safe_way(made, tm
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folded_model_needs_no_peft_and_says_the_same(made, tmp_path, kind):
+def test_a_folded_model_needs_no_peft_and_says_the_same(made, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(safetensors_io, "MAX_SHARD_BYTES", 6_000)
     lora = {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True} if kind == "gpt2" else {}
     base, adapter = made(kind) if not lora else adapted_gpt2(made, tmp_path, lora)
-    merge.fold(base, adapter, tmp_path / "out", max_shard_bytes=6_000)
+    merge.fold(base, adapter, tmp_path / "out")
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
     expected = logits(base, (adapter, 1.0))
     torch.testing.assert_close(logits(tmp_path / "out"), expected, atol=2e-5, rtol=1e-4)
@@ -184,10 +185,11 @@ def test_an_output_layer_of_its_own_is_folded_and_a_tied_one_refused(made, tmp_p
         merge.fold(base, adapter, tmp_path / "refused")
 
 
-def test_equal_inputs_give_equal_bytes(made, tmp_path):
+def test_equal_inputs_give_equal_bytes(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(safetensors_io, "MAX_SHARD_BYTES", 9_000)
     base, adapter = made()
     for name in ("one", "two"):
-        merge.fold(base, adapter, tmp_path / name, max_shard_bytes=9_000)
+        merge.fold(base, adapter, tmp_path / name)
     assert dolls.files(tmp_path / "one") == dolls.files(tmp_path / "two")
 
 
@@ -447,7 +449,7 @@ def test_an_altered_adapter_is_refused(project):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"inputs": {"base": "0" * 64}}, "was trained on another base"),
+        ({"inputs": {"base": "0" * 64}}, "was made from another base"),
         ({"task_version": 0}, "at version 0 of the task esi, which is now at 2"),
     ],
 )

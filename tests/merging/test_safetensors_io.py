@@ -42,10 +42,17 @@ def checkpoint(tmp_path):
     return folder
 
 
-def rewritten(source, out, change=lambda name: None, **options):
+def rewritten(source, out, change=lambda name: None):
     out.mkdir()
-    safetensors_io.rewrite(safetensors_io.read_index(source), out, change, **options)
+    safetensors_io.rewrite(safetensors_io.read_index(source), out, change)
     return out
+
+
+def cut(source, out, most):
+    """The same, in files of at most so many bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safetensors_io, "MAX_SHARD_BYTES", most)
+        return rewritten(source, out)
 
 
 def read_all(folder):
@@ -62,7 +69,7 @@ def test_a_file_has_the_bytes_that_the_library_writes(checkpoint, tmp_path):
 
 
 def test_shards_hold_the_same_tensors_and_an_index_in_the_hubs_layout(checkpoint, tmp_path):
-    out = rewritten(checkpoint, tmp_path / "out", max_shard_bytes=150)
+    out = cut(checkpoint, tmp_path / "out", 150)
     index = json.loads((out / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in out.glob("*.safetensors"))
     assert files == [f"model-0000{n}-of-0000{len(files)}.safetensors" for n in range(1, len(files) + 1)]
@@ -77,9 +84,8 @@ def test_shards_hold_the_same_tensors_and_an_index_in_the_hubs_layout(checkpoint
 
 
 def test_the_bytes_do_not_depend_on_how_the_source_was_cut(checkpoint, tmp_path):
-    cut = rewritten(checkpoint, tmp_path / "cut", max_shard_bytes=100)
-    whole = rewritten(checkpoint, tmp_path / "whole", max_shard_bytes=200)
-    again = rewritten(cut, tmp_path / "again", max_shard_bytes=200)
+    whole = cut(checkpoint, tmp_path / "whole", 200)
+    again = cut(cut(checkpoint, tmp_path / "cut", 100), tmp_path / "again", 200)
     assert {p.name: p.read_bytes() for p in whole.iterdir()} == {p.name: p.read_bytes() for p in again.iterdir()}
 
 

@@ -191,7 +191,7 @@ def test_a_verdict_is_the_same_whatever_is_asked_beside_it_and_is_recorded_once(
         stream.write('{"ask": "cut sho')
     (project / "other.jsonl").write_text((project / "log.jsonl").read_text())
     joined = Judges(Path("no-such-folder"), project / "new.jsonl", [project / "other.jsonl", project / "new.jsonl"])
-    assert joined._verdicts == Judges(Path("no-such-folder"), log=project / "log.jsonl")._verdicts
+    assert joined.record() == Judges(Path("no-such-folder"), log=project / "log.jsonl").record()
     continued = Judges(Path("no-such-folder"), log=project / "log.jsonl")
     assert continued.answer(asks) == together
     assert continued.record() == record

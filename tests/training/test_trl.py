@@ -140,7 +140,7 @@ def test_an_optimiser_that_needs_cuda_is_refused_on_a_cpu(project: Path, optimiz
 def test_it_reaches_the_trainer_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     spec = {"scale": "full", "seed": 1, "checkpoint_every": 5}
-    trainer = {"lr": 1.0e-3, "steps": 3, "optimizer": "paged_adamw_8bit", "prompts": 2}
+    trainer = {"lr": 1.0e-3, "steps": 3, "optimizer": "paged_adamw_8bit", "batch": 2, "micro_batch": None}
     found = trl.common_settings(spec | {"trainer": trainer}, tmp_path)
     assert (found["optim"], found["use_cpu"], found["bf16"]) == ("paged_adamw_8bit", False, True)
 

@@ -22,8 +22,8 @@ from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.evaluate import answer_exam, check_apart, responses_of
-from clinrl.evaluation.sampler import models_of
 from clinrl.intervals import wilson
+from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
@@ -82,7 +82,7 @@ def stage(params: Params, name: str) -> None:
             raise ArtefactError(f"{paths.cases(data)} is drawn from the {pool} pool; an external exam is {POOL} data")
         run = open_run(params, model)
         check_apart(params, run.model, run.cases)
-        run = replace(run, adapter_digest=models_of(model)["adapter"])
+        run = replace(run, adapter_digest=made_of(model.task, model.folder)["adapter"])
         judges = Judges(paths.base(model.task.name))
         run = answer_exam(params, run, judges)
         write_json(target, report_of(run, responses_of(run, judges)).model_dump(mode="json"))

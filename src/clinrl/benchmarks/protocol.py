@@ -38,8 +38,9 @@ from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded
 from clinrl.evaluation.evaluate import check_apart
-from clinrl.evaluation.sampler import models_of, open_sampler
+from clinrl.evaluation.sampler import open_sampler
 from clinrl.intervals import DIGITS, mean, rate
+from clinrl.models.bases import made_of
 from clinrl.models.generate import Sampler
 from clinrl.models.rollout import run as rollout
 from clinrl.reports.render import load, render
@@ -67,7 +68,7 @@ def stage(params: Params, name: str) -> None:
     task, published = model.task, published_of(model.task)
     target = paths.protocol_report(name)
     with exclusive(target):
-        run = replace(open_run(params, model), adapter_digest=models_of(model)["adapter"])
+        run = replace(open_run(params, model), adapter_digest=made_of(task, model.folder)["adapter"])
         check_apart(params, run.model, run.cases)
         drawn = draw(task, spec.seeds, spec.levels)
         head = ProtocolReport(

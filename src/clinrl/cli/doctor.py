@@ -35,8 +35,8 @@ def stage(params: Params, names: Sequence[str] = (), *, scale: "Scale | None" = 
         check_name(params, name, "doctor")
     at = params.model_copy(update={"scale": scale or params.scale})
     asked, machine = list(names) or [*params.roots, *params.versions], read_machine()
-    found = needs.worst(at, asked)
     there, software = needs.room(machine), _software()
+    found = needs.worst(at, asked, machine, there)
     is_gpu = at.scale == "full" and there.gpu is not None
     rates = step_time.measured(there.gpu if is_gpu else None) if at.scale == "full" else None
     times = step_time.slowest(at, asked, machine, rates, is_gpu=is_gpu) if rates else []

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 INDEX: Final = "index.html"
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a browser may load for a page: nothing, should anything be left in it that asks."""
-KEPT: Final = frozenset(
-    (
-        *("a", "b", "br", "code", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "li", "nav", "ol", "p"),
-        *("pre", "small", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
-    )
-)
+KEPT: Final = frozenset((
+    "a", "b", "br", "code", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "li", "nav", "ol", "p", "pre",
+    "small", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+))  # fmt: skip
 """Elements that are kept. Of any other, only what it holds is."""
 DROPPED: Final = frozenset(
     ("button", "footer", "form", "head", "iframe", "label", "object", "script", "select", "style", "svg", "template")
@@ -47,14 +45,10 @@ def detach(folder: Path, name: str) -> None:
         kept = Markup(_kept(page.read_text(encoding="utf-8")))
         page.write_text(_template().render(title=f"{name}: {page.stem}", policy=POLICY, body=kept), encoding="utf-8")
     paths = [page.relative_to(folder) for page in pages]
-    listed = [(path, _called(path), _verdict(page)) for path, page in zip(paths, pages, strict=True)]
+    names = ["/".join(path.parts[:3]).removesuffix(".html") for path in paths]  # such as expectations/rows
+    listed = [(path, called, _verdict(page)) for path, called, page in zip(paths, names, pages, strict=True)]
     index = _template().render(title=f"{name}: data docs", policy=POLICY, name=name, pages=listed)
     (folder / INDEX).write_text(index, encoding="utf-8")
-
-
-def _called(page: Path) -> str:
-    """A page's name for people: `expectations/rows`, `validations/rows/rows-from-1`."""
-    return "/".join(page.parts[:3]).removesuffix(".html")
 
 
 def _verdict(page: Path) -> str:

@@ -6,11 +6,13 @@ Memory does not grow with the number of cases, in either direction.
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from clinrl import artifacts, paths
+from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.config.schema import DatasetSpec, ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.runtime.progress import progress
@@ -19,17 +21,13 @@ from clinrl.tasks.importing import COLUMNS, Intake, whose
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Manifest
 
-if TYPE_CHECKING:
-    from clinrl.config.model import Model
-    from clinrl.config.params import Params
-
 TICK_ROWS = 1_000
 """Imported rows between two moves of the progress bar."""
 LONGEST_LINE = 1 << 20
 """Characters. A line beyond it is refused unread, so that a file without line ends cannot fill the memory."""
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Write data set `name` to `paths.cases(name)`: `cases.jsonl`, one canonical JSON line a case, and the manifest.
 
     An imported one also gets `refused.tsv` (file, line, column and reason of each row that was kept out, without its
@@ -72,7 +70,7 @@ def draw(spec: DatasetSpec) -> Iterator[Case]:
     return task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis, **edition)
 
 
-def corpora(params: "Params", model: "Model") -> dict[str, Iterable[Case]]:
+def corpora(params: Params, model: Model) -> dict[str, Iterable[Case]]:
     """The data sets that a version, or those that a merge is made of, and their ancestors were trained on, by name.
 
     The model's own are read, which raises ArtefactError if they are missing or altered. Those of ancestors are drawn

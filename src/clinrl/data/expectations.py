@@ -149,30 +149,16 @@ def checker(
         outcome = checkpoints[on].run(batch_parameters={"dataframe": pd.DataFrame(table)}, run_id=run)
         (validation,) = outcome.run_results.values()
         found = sorted(validation.results, key=lambda result: result.expectation_config.meta["at"])
-        return [_plain(result.to_json_dict()) for result in found]
+        return [_evaluated(result.to_json_dict()) for result in found]
 
     return check
 
 
-def _plain(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with numpy's values turned into Python's. Raises RuntimeError if it holds an exception."""
+def _evaluated(result: dict[str, Any]) -> dict[str, Any]:
+    """A result, as it is. Raises RuntimeError if it holds an exception."""
     info = result["exception_info"]
     for entry in (info, *info.values()):
         if isinstance(entry, dict) and entry.get("raised_exception"):
             rule = result["expectation_config"]
             raise RuntimeError(f"{rule['type']}({rule['kwargs']}) could not be evaluated: {entry['exception_message']}")
-    found = result["result"]
-    rows = found.get("partial_unexpected_index_list") or []
-    return result | {
-        "result": found
-        | {
-            "partial_unexpected_list": [_scalar(value) for value in found.get("partial_unexpected_list") or []],
-            "partial_unexpected_index_list": [
-                {key: _scalar(value) for key, value in row.items()} for row in rows if isinstance(row, dict)
-            ],
-        }
-    }
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return result

@@ -194,14 +194,7 @@ def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], 
 
 
 def score_policies(
-    rows: Sequence[Row],
-    task: Task,
-    reward: Any,
-    *,
-    thinking: Mapping[str, bool],
-    group: int,
-    seed: int,
-    judges: Judges,
+    rows: Sequence[Row], task: Task, reward: Any, *, thinking: Mapping[str, bool], group: int, seed: int, judges: Judges
 ) -> dict[str, Any]:
     """Every policy on every row of the stream, whose asks are asked together.
 

@@ -120,12 +120,7 @@ def _served(cases: Sequence[Case], task: Task, phase: Phase) -> list[Case]:
 
 
 def _chain(
-    cases: Sequence[Case],
-    task: Task,
-    repeat: Mapping[Any, int],
-    cap: Mapping[Any, float],
-    rows: int,
-    random: Random,
+    cases: Sequence[Case], task: Task, repeat: Mapping[Any, int], cap: Mapping[Any, float], rows: int, random: Random
 ) -> list[Case]:
     """`rows` cases, pass after pass."""
     by_label: dict[Any, list[Case]] = {}

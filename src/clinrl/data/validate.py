@@ -11,9 +11,10 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import artifacts, paths
+from clinrl.config.params import Params
 from clinrl.data import data_docs
 from clinrl.data.dataset import is_import, manifest_of, read_rows, rebuild
 from clinrl.data.expectations import COMPUTED, TEXT_UNIQUE, Tally, checker
@@ -24,11 +25,8 @@ from clinrl.models.judges import Judges
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task, is_sound_id, models_of
 from clinrl.tasks.importing import CONTROL_CHARACTERS, HIDDEN_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
-from clinrl.tasks.parts import Expect
+from clinrl.tasks.parts import Expect, expect
 from clinrl.types import Case, Manifest, Pool
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 CHUNK_ROWS = 5_000
 """Rows in memory at a time. A "rows" expectation must therefore be about single rows, not about the whole table."""
@@ -39,7 +37,7 @@ NOT_OF_IMPORTS = frozenset({"label_reproduced"})
 LONGEST_TEXT_CHARACTERS = 8_000
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Validate a data set, drawn or imported; write `paths.data_proof(name)` and the pages in `paths.data_docs(name)`.
 
     The proof says nothing of versions: that another one comes to train on the data set changes no byte of it.
@@ -69,7 +67,7 @@ def stage(params: "Params", name: str) -> None:
         artifacts.write_json(proof, report)
 
 
-def pages(params: "Params", name: str) -> None:
+def pages(params: Params, name: str) -> None:
     """Write `paths.data_docs(name)` if it is missing, as in a clone: the proof is in git, its pages are not.
 
     Raises DataError if the data set does not pass any more, and ArtefactError if it is altered.
@@ -82,7 +80,7 @@ def pages(params: "Params", name: str) -> None:
             raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
 
 
-def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
+def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
     """What `examine` is asked about."""
     spec = params.data_spec(name)
     task = get_task(spec.task)
@@ -118,7 +116,7 @@ def examine(
     intake = _intake(name, manifest) if imported else {}
     size = int(intake["kept"] if imported else manifest.spec["cases"])
     suites = {"rows": row_suite(task, imported=imported), "summary": summary_suite(task, size, imported=imported)}
-    tallies = {on: [Tally(expect, withheld=imported) for expect in suite] for on, suite in suites.items()}
+    tallies = {on: [Tally(rule, withheld=imported) for rule in suite] for on, suite in suites.items()}
     check = checker(name, suites, withheld=imported)
     counts: Counter[str] = Counter()
     judges = Judges(paths.base(task.name))
@@ -171,22 +169,15 @@ def _intake(name: str, manifest: Manifest) -> dict[str, Any]:
 
 def row_suite(task: Task, *, imported: bool = False) -> list[Expect]:
     """What must hold of each row: the task's rules, a clean text without identifiers, computed columns true."""
+    text = task.checks.text
+    shapes = [HIDDEN_CHARACTERS if imported else CONTROL_CHARACTERS, *IDENTIFIERS.values()]
+    shapes += IDENTIFIERS_OF_IMPORTS.values() if imported else ()
     return [
         *_of(task, "rows", imported),
-        Expect(
-            type="ExpectColumnValueLengthsToBeBetween",
-            arguments={"column": task.checks.text, "min_value": 1, "max_value": LONGEST_TEXT_CHARACTERS},
-        ),
-        Expect(
-            type="ExpectColumnValuesToNotMatchRegex",
-            arguments={"column": task.checks.text, "regex": HIDDEN_CHARACTERS if imported else CONTROL_CHARACTERS},
-        ),
+        expect("ExpectColumnValueLengthsToBeBetween", text, min_value=1, max_value=LONGEST_TEXT_CHARACTERS),
+        *(expect("ExpectColumnValuesToNotMatchRegex", text, regex=shape) for shape in shapes),
         *(
-            Expect(type="ExpectColumnValuesToNotMatchRegex", arguments={"column": task.checks.text, "regex": shape})
-            for shape in (*IDENTIFIERS.values(), *(IDENTIFIERS_OF_IMPORTS.values() if imported else ()))
-        ),
-        *(
-            Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": _computed(task, name), "value_set": [True]})
+            expect("ExpectColumnValuesToBeInSet", _computed(task, name), value_set=[True])
             for name in COMPUTED
             if not (imported and name in NOT_OF_IMPORTS)
         ),
@@ -199,14 +190,14 @@ def _computed(task: Task, name: str) -> str:
 
 def _of(task: Task, on: str, imported: bool) -> list[Expect]:
     kinds = ("all", "imported" if imported else "drawn")
-    return [expect for expect in task.checks.expectations if expect.on == on and expect.of in kinds]
+    return [rule for rule in task.checks.expectations if rule.on == on and rule.of in kinds]
 
 
 def summary_suite(task: Task, size: int, *, imported: bool = False) -> list[Expect]:
     """What must hold of the table of shares: the task's rules, and as many cases as were asked for, or kept."""
     return [
         *_of(task, "summary", imported),
-        Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": "cases", "value_set": [size]}, on="summary"),
+        expect("ExpectColumnValuesToBeInSet", "cases", on="summary", value_set=[size]),
     ]
 
 

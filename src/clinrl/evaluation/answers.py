@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,15 +13,13 @@ from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
 from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task, get_task
 from clinrl.types import Case, Graded, Transcript, Unreadable
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 SEED = 1
 """Of sampling, in modes with a temperature above 0: the same for all versions, so that comparisons stay paired."""
@@ -38,7 +36,7 @@ def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
     return task.parse(transcript) if spoke else Unreadable(reason="no assistant turn")
 
 
-def open_run(params: "Params", model: Model) -> Run:
+def open_run(params: Params, model: Model) -> Run:
     """A model on its exam, before it answers: what every model that is compared with it must share.
 
     Raises ArtefactError if the exam is missing, altered or without its proof.
@@ -47,7 +45,7 @@ def open_run(params: "Params", model: Model) -> Run:
     return run_of(params, model, list(read_cases(paths.cases(model.exam), model.task)), exam_digest)
 
 
-def mode_of(params: "Params", mode: str | None) -> str:
+def mode_of(params: Params, mode: str | None) -> str:
     """A mode of params.yaml by its name, the first by default. Raises ParamsError for another."""
     modes = list(params.modes)
     if mode is not None and mode not in modes:
@@ -55,13 +53,13 @@ def mode_of(params: "Params", mode: str | None) -> str:
     return mode or modes[0]
 
 
-def run_of(params: "Params", model: Model, cases: Sequence[Case], exam_digest: str) -> Run:
+def run_of(params: Params, model: Model, cases: Sequence[Case], exam_digest: str) -> Run:
     """A model on given cases, before it answers, decoding as params.yaml says."""
     modes = {mode: decoding(params, mode, model.task.name) for mode in params.modes}
     return Run(model=model, cases=cases, exam_digest=exam_digest, modes=modes)
 
 
-def decoding(params: "Params", mode: str, task: str) -> dict[str, Any]:
+def decoding(params: Params, mode: str, task: str) -> dict[str, Any]:
     """How answers to a task are decoded in a mode at the active scale, as reports hold it."""
     spec = params.mode(mode, task).model_dump(exclude={"max_new_tokens"})
     return {**spec, "max_new_tokens": params.budget(mode, task)}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -19,21 +19,19 @@ from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, write_json, write_text
+from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.evaluate import answer_exam, check_apart, keep
-from clinrl.evaluation.sampler import models_of
 from clinrl.intervals import DIGITS, mean, wilson
+from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
-from clinrl.types import Case, Estimate, Graded, Strict, Unreadable, last_turn
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
+from clinrl.types import Case, Estimate, Graded, Strict, last_turn
 
 POOL = "mine"
 MAX_WORST = 8
@@ -111,7 +109,7 @@ class MineReport(Strict):
     note: str = NOTE
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Let a version answer its mine data; write the graded answers, and the report as JSON, page and plot.
 
     Raises ParamsError if params.yaml mines no errors of `name`, ArtefactError if an input is missing, altered, or
@@ -122,10 +120,14 @@ def stage(params: "Params", name: str) -> None:
     data = params.mining[name].data
     model = replace(params.model(name), exam=data, variants=())
     with exclusive(paths.mined(name)):
-        check_pool(data, model.task)
+        pool = manifest_of(paths.cases(data), model.task).spec["use"]
+        if pool != POOL:
+            raise ArtefactError(
+                f"{paths.cases(data)} is drawn from the {pool} pool; errors are mined on the {POOL} pool"
+            )
         run = open_run(params, model)
         check_apart(params, run.model, run.cases)
-        inputs = models_of(model)
+        inputs = made_of(model.task, model.folder)
         run = replace(run, adapter_digest=inputs["adapter"])
         run = answer_exam(params, run, Judges(paths.base(model.task.name)))
         inputs = inputs | {"data": run.exam_digest}
@@ -144,13 +146,6 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
         target.with_suffix(".png"),
     )
     write_text(target.with_suffix(".md"), render("mining", report=report, most=MAX_GROUPS))
-
-
-def check_pool(data: str, task: Task) -> None:
-    """Raise ArtefactError for data that is not of the mine pool."""
-    pool = manifest_of(paths.cases(data), task).spec["use"]
-    if pool != POOL:
-        raise ArtefactError(f"{paths.cases(data)} is drawn from the {pool} pool; errors are mined on the {POOL} pool")
 
 
 def report_of(run: Run) -> MineReport:
@@ -206,7 +201,7 @@ class _Line:
         gold = task.label(case)
         self.case, self.line, self.mode = case, line, line.mode
         self.gold, self.answered = str(gold), column(line.answer)
-        self.wrong = isinstance(line.answer, Unreadable) or line.answer != gold
+        self.wrong = line.answer != gold
         self.cost = task.improvement.cost(gold, line.answer)
         self.rule = task.reporting.slices.get("rule", lambda case: NO_RULE)(case)
         self.text = task.checks.text

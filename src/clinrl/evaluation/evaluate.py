@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_jsonable_python
@@ -25,6 +25,7 @@ from clinrl.analysis.run import Run
 from clinrl.artifacts import canonical_json, exclusive, seal, staged, write_json, write_text
 from clinrl.config.bases import EmbeddedBase
 from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.data.dataset import corpora, read_cases
 from clinrl.evaluation import rival
 from clinrl.evaluation.answers import (
@@ -40,7 +41,8 @@ from clinrl.evaluation.answers import (
     rows_of,
 )
 from clinrl.evaluation.record import record_of, write_record
-from clinrl.evaluation.sampler import models_of, open_journal, open_sampler
+from clinrl.evaluation.sampler import open_journal, open_sampler
+from clinrl.models.bases import made_of
 from clinrl.models.journal import Journal
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.pretrain import corpus
@@ -54,11 +56,8 @@ from clinrl.tasks.base import Task
 from clinrl.tasks.parts import NO_RESPONSES, Responses
 from clinrl.types import Case, Graded, Transcript
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
-
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Evaluate a version, a merge, or `<task>-base`: write its graded answers and its reports; or a rival.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
@@ -73,7 +72,7 @@ def stage(params: "Params", name: str) -> None:
     with exclusive(paths.graded(name)):
         run = open_run(params, model)
         training = [*chain.from_iterable(corpora(params, model).values())] if model.data else []
-        inputs = {"exam": run.exam_digest, **models_of(model)}
+        inputs = {"exam": run.exam_digest, **made_of(task, model.folder)}
         # Before the expensive part: a parent that took another exam is found out now.
         check_apart(params, run.model, run.cases)
         parent = {mode: answers for mode in run.modes if (answers := load_parent(run, mode)) is not None}
@@ -114,7 +113,7 @@ def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
         )
 
 
-def check_apart(params: "Params", model: Model, cases: Sequence[Case]) -> None:
+def check_apart(params: Params, model: Model, cases: Sequence[Case]) -> None:
     """Refuse imported cases that share a patient or a text with what the model or its ancestors trained on.
 
     Raises DataError, and ArtefactError if training data is missing.
@@ -127,7 +126,7 @@ def check_apart(params: "Params", model: Model, cases: Sequence[Case]) -> None:
     importing.check_apart(training, model.exam, cases)
 
 
-def seen_by(params: "Params", run: Run) -> Estimates:
+def seen_by(params: Params, run: Run) -> Estimates:
     """The share of the exam's clauses in what the model learned from: its data sets, or a base's own corpus."""
     model, task = run.model, run.task
     if task.reporting.clauses is None or model.kind == "merge":
@@ -139,7 +138,7 @@ def seen_by(params: "Params", run: Run) -> Estimates:
 
 
 def answer_exam(
-    params: "Params",
+    params: Params,
     run: Run,
     judges: Judges,
     parent: Mapping[str, Answers] = MappingProxyType({}),

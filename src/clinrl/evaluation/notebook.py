@@ -11,8 +11,8 @@ from clinrl.artifacts import digest
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import load_answers, open_run, run_of
 from clinrl.evaluation.evaluate import answer_exam, reports_of, responses_of
-from clinrl.evaluation.sampler import models_of
 from clinrl.intervals import Paired
+from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
 from clinrl.types import Case
 
@@ -32,7 +32,7 @@ def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | 
     ArtefactError if an input is missing or altered, or is another model than that of the registry.
     """
     chosen = params.model(_name(model))
-    digests = models_of(chosen)
+    digests = made_of(chosen.task, chosen.folder)
     if not isinstance(model, str) and model.digest != digests["adapter"]:
         raise ArtefactError(
             f"{chosen.folder} is not the {model.name} of the registry; restore it with `dvc checkout {chosen.folder}`"

@@ -1,7 +1,7 @@
 """The plan of a comparison as params.yaml and the data have it now, and whether it is the one that was registered."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -10,17 +10,15 @@ from clinrl.analysis.preregistration import DECIMALS, Registration, changes, met
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest
 from clinrl.config.comparisons import Primary
+from clinrl.config.params import Params
 from clinrl.config.recipes import recipe_of
 from clinrl.data.reward_audit import identity_proven
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.error_analysis import MineReport
 from clinrl.tasks.parts import Share
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
-
-def primary_of(params: "Params", name: str) -> Primary:
+def primary_of(params: Params, name: str) -> Primary:
     """The primary block of a comparison. Raises ParamsError if it has none."""
     primary = params.comparisons[name].primary
     if primary is None:
@@ -31,9 +29,7 @@ def primary_of(params: "Params", name: str) -> Primary:
     return primary
 
 
-def plan(
-    params: "Params", name: str, run: Run, *, retrospective: bool, discordant: Mapping[str, float]
-) -> Registration:
+def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant: Mapping[str, float]) -> Registration:
     """What would be registered now, without its forecasts. `run` is the base's exam; `discordant` holds the expected
     share of each mode.
 
@@ -81,7 +77,7 @@ def plan(
     )
 
 
-def discordant_shares(params: "Params", name: str) -> dict[str, float]:
+def discordant_shares(params: Params, name: str) -> dict[str, float]:
     """The share of cases that is expected to be discordant, by mode: given, or from the parent's error analysis.
 
     From the latter as if both erred as often as the parent, and independently: 2 w (1 - w), and at least the smallest
@@ -104,7 +100,7 @@ def discordant_shares(params: "Params", name: str) -> dict[str, float]:
     return {mode: max(primary.effect / 100, round(2 * w * (1 - w), DECIMALS)) for mode, w in shares.items()}
 
 
-def registered(params: "Params", name: str, run: Run) -> Registration:
+def registered(params: Params, name: str, run: Run) -> Registration:
     """The registration of a comparison, which is the plan of params.yaml and of the data still.
 
     Raises ArtefactError if there is none, or naming what differs.
@@ -136,7 +132,7 @@ def registered(params: "Params", name: str, run: Run) -> Registration:
     return planned.model_copy(update={"forecasts": found.forecasts})  # in the order of params.yaml
 
 
-def _recipe(params: "Params", version: str) -> str:
+def _recipe(params: Params, version: str) -> str:
     """Digest of all that makes a version but its seed: parent, data as specified, and the recipe at this scale."""
     spec = params.versions[version]
     made: dict[str, Any] = spec.model_dump(mode="json", exclude={"why", "seed"})

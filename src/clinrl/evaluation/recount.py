@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -18,6 +18,8 @@ from clinrl.analysis.exam import Estimates, EvalReport, build, summary
 from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
+from clinrl.config.params import Params
+from clinrl.data.dataset import to_text
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     BETWEEN_MODES,
@@ -36,14 +38,11 @@ from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
 from clinrl.types import Graded
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 TOLERANCE = 1e-6
 """Intervals are drawn with other numbers in their last place on another machine; no reader sees less than this."""
 
 
-def reports(params: "Params", name: str) -> dict[str, EvalReport]:
+def reports(params: Params, name: str) -> dict[str, EvalReport]:
     """The reports of a version, a merge or a base, by mode, each of whose numbers follows from its answers.
 
     Not counted anew: what other models say of the answers, what thresholds on a model's probabilities reach, and the
@@ -122,7 +121,7 @@ def _check_same(page: str, counted: Any, written: Any, name: str) -> None:
     """Raise ArtefactError if a number that was counted is not the one that is written."""
     for place, mine, theirs in _differences(counted, written):
         raise ArtefactError(
-            f"{page} says that {place} is {_shorten(theirs)}, but its answers give {_shorten(mine)}: it was edited; "
+            f"{page} says that {place} is {to_text(theirs)}, but its answers give {to_text(mine)}: it was edited; "
             f"{_again(name)}"
         )
 
@@ -168,11 +167,6 @@ def _json(name: str, file: str) -> Any:
 
 def _page(name: str, mode: str) -> str:
     return str(paths.report(name) / f"{mode}.json")
-
-
-def _shorten(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _again(name: str) -> str:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import text
 from clinrl.analysis.run import Run
 from clinrl.analysis.trees import boosted_trees
 from clinrl.artifacts import exclusive
+from clinrl.config.params import Params
 from clinrl.data.dataset import draw
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.record import Given, Record, answers_of, load_record, write_record
@@ -16,11 +17,8 @@ from clinrl.models.pretrain import corpus
 from clinrl.tasks.base import get_task
 from clinrl.types import Case
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
-
-def learned(params: "Params", name: str) -> dict[str, list[Case]]:
+def learned(params: Params, name: str) -> dict[str, list[Case]]:
     """What a rival learns from, by source: the data sets as they are labelled, and the cases that the embedded base
     learned from, all labelled by the edition of the exam."""
     spec = params.rivals[name]
@@ -30,7 +28,7 @@ def learned(params: "Params", name: str) -> dict[str, list[Case]]:
     return cases | {data: list(draw(params.datasets[data])) for data in spec.data}
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Write the record of a rival's exam. Raises ArtefactError as `open_run`, and Busy if another command writes it."""
     spec = params.rivals[name]
     run = open_run(params, params.model(f"{spec.task}-base"))

@@ -1,41 +1,23 @@
 """Who answers an exam: a model that is loaded here, or a server; and where what it wrote is kept meanwhile."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.run import Run
-from clinrl.artifacts import digest, identity, read_manifest, verified
+from clinrl.artifacts import digest, read_manifest
 from clinrl.config.machine import Machine, read_machine
 from clinrl.config.model import Model
-from clinrl.errors import ArtefactError, EngineError
+from clinrl.config.params import Params
+from clinrl.errors import EngineError
 from clinrl.evaluation.answers import SEED
 from clinrl.models.generate import SHARED, Sampler
 from clinrl.models.journal import Journal
 from clinrl.runtime import determinism
 from clinrl.tasks import importing
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
-
-def models_of(model: Model) -> dict[str, str]:
-    """Digests of the base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
-    base, made = verified(paths.base(model.task.name)), verified(model.folder)
-    if made.task_version != model.task.version:
-        raise ArtefactError(
-            f"{model.folder} was made at version {made.task_version} of the task {model.task.name}, "
-            f"which is now at {model.task.version}; rebuild it with `dvc repro`"
-        )
-    if made.inputs["base"] != identity(base):
-        raise ArtefactError(
-            f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds; "
-            f"restore both with `dvc checkout` or rebuild it"
-        )
-    return {"adapter": identity(made), "base": identity(base)}
-
-
-def open_sampler(params: "Params", model: Model) -> Sampler:
+def open_sampler(params: Params, model: Model) -> Sampler:
     """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
     determinism.settle(SEED, shares=model.task.shares_threads)  # before torch is imported
     from clinrl.models import bases, engine, opening
@@ -72,7 +54,7 @@ def open_sampler(params: "Params", model: Model) -> Sampler:
     return sampler
 
 
-def open_journal(params: "Params", run: Run, inputs: Mapping[str, str]) -> Journal | None:
+def open_journal(params: Params, run: Run, inputs: Mapping[str, str]) -> Journal | None:
     """What was written of an exam that was killed; new where nothing was. None for imported cases, of which no text is
     kept."""
     if any(map(importing.is_imported, run.cases)):

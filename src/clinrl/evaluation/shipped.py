@@ -21,7 +21,7 @@ from clinrl.errors import ArtefactError, ParamsError, did_you_mean, format_value
 from clinrl.evaluation.answers import load_report, run_of
 from clinrl.evaluation.evaluate import answer_exam
 from clinrl.evaluation.record import answers_of, load_record
-from clinrl.evaluation.sampler import models_of
+from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
 from clinrl.reports import tables
 from clinrl.reports.episode import answer_text, episode_of, write
@@ -50,7 +50,7 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
             raise ArtefactError("no models are here; install the wheel that `make wheel` writes in a checkout")
         params = load_params()
         model = params.model(_version(params, name))
-        task, digests = model.task, models_of(model)
+        task, digests = model.task, made_of(model.task, model.folder)
         (case,) = task.cases(1, seed, pool="mine", mix=task.checks.mixes[0])
         asked = replace(model, exam=f"a case drawn with seed {seed}", variants=())
         run = run_of(params, asked, [case], digest([case.id]))

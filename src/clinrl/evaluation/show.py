@@ -3,22 +3,19 @@
 import json
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.analysis.run import Run
 from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.errors import ParamsError
 from clinrl.evaluation.answers import load_answers, mode_of, open_run, read_graded
 from clinrl.reports.episode import episode_of, write
-from clinrl.types import Case, Graded, Unreadable
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
+from clinrl.types import Case, Graded
 
 
 def stage(
-    params: "Params",
+    params: Params,
     name: str,
     episode: str | None,
     *,
@@ -59,7 +56,7 @@ def _places(
 
 def is_wrong(model: Model, case: Case, line: Graded) -> bool:
     """Whether an answer is not the gold label; an unreadable one never is."""
-    return isinstance(line.answer, Unreadable) or bool(line.answer != model.task.label(case))
+    return bool(line.answer != model.task.label(case))
 
 
 def place(ids: Sequence[str], episode: str) -> int:

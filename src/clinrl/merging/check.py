@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import Refused
 from clinrl.merging import lora_delta, safetensors_io
+from clinrl.models import opening
 from clinrl.types import Strict
 
 if TYPE_CHECKING:
@@ -102,7 +103,6 @@ def _logits(model: Path, parts: Sequence[Part], prompts: Sequence[str]) -> Itera
 def _load(model: Path, parts: Sequence[Part]) -> Any:
     """A model in float32, with the weighted sum of adapters if there are any."""
     import torch
-    from peft import PeftModel
     from peft.tuners.lora import LoraLayer
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -119,9 +119,8 @@ def _load(model: Path, parts: Sequence[Part]) -> Any:
     )
     if parts:
         names = [f"part{number}" for number in range(len(parts))]
-        loaded = PeftModel.from_pretrained(loaded, str(parts[0][0]), adapter_name=names[0])
-        for name, (folder, _) in zip(names[1:], parts[1:], strict=True):
-            loaded.load_adapter(str(folder), adapter_name=name)
+        for name, (folder, _) in zip(names, parts, strict=True):
+            loaded = opening.adapted(loaded, folder, name=name)
         loaded.base_model.set_adapter(names)
         for module in loaded.modules():
             if isinstance(module, LoraLayer):

@@ -9,10 +9,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import ArtefactError, Refused
 from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_index
@@ -20,9 +20,6 @@ from clinrl.models.opening import CONFIG, check_effect, factor_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-
-Combine = Callable[[Sequence["Tensor"]], "Tensor"]
-"""Makes rows of one change from the same rows of several."""
 
 STEM = "adapter_model"
 
@@ -168,23 +165,6 @@ def ties(changes: Sequence["Tensor"], weights: Sequence[float], thresholds: Sequ
         share.add_(agrees, alpha=abs(weight))
     mean = torch.where(share > 0, agreeing / share, 0.0)
     return mean.mul_(math.fsum(map(abs, weights)))
-
-
-def combination(
-    method: Literal["linear", "ties", "dare"],
-    changes: Sequence[Delta],
-    weights: Sequence[float],
-    *,
-    density: float,
-    generators: Sequence["Generator"],
-) -> "Combine":
-    """How rows of the dense changes of one weight become rows of one change, which must be asked for in their order."""
-    if method == "linear":
-        return lambda rows: linear(rows, weights)
-    if method == "dare":
-        return lambda rows: dare(rows, weights, density, generators)
-    thresholds = [threshold(change, density) for change in changes]
-    return lambda rows: ties(rows, weights, thresholds)
 
 
 def threshold(change: Delta, density: float) -> float:

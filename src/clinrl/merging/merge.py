@@ -7,14 +7,15 @@ adapter that was trained above a 4-bit copy is added to the checkpoint that the 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import exclusive, identity, seal, staged, verified, write_json, write_text
+from clinrl.artifacts import exclusive, seal, staged, write_json, write_text
+from clinrl.config.params import Params
 from clinrl.config.schema import Fold
-from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
+from clinrl.errors import ParamsError, Refused, did_you_mean
 from clinrl.merging import checkpoint, lora_delta, safetensors_io
 from clinrl.merging.check import Check, Part, check
 from clinrl.models import bases, hub, opening
@@ -27,18 +28,16 @@ from clinrl.tasks.base import Task, get_task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from clinrl.config.params import Params
-
 __all__ = ["Check", "blend", "check", "fold", "stage"]
 
-Method = Literal["cat", "svd", "linear", "ties", "dare"]
+Method = Literal["fold", "cat", "svd", "linear", "ties", "dare"]
 
 RESULT = "merge.json"
 CASES, SEED = 4, 1
 """Of the prompts of the check: so many cases of the mining pool, each in every mode."""
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Make the merge `name` and write `data/merged/<name>`, checked against base and adapters.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered or of
@@ -56,7 +55,10 @@ def stage(params: "Params", name: str) -> None:
         method, versions = merge.method, dict(zip((merge.first, merge.second), merge.weights, strict=True))
     parts = [(paths.adapter(version), weight) for version, weight in versions.items()]
     with exclusive(target):
-        inputs = _inputs(task, versions)
+        inputs: dict[str, str] = {}
+        for version in versions:
+            made = bases.made_of(task, paths.adapter(version))
+            inputs |= {"base": made["base"], version: made["adapter"]}
         determinism.settle(SEED)
         source = checkpoint.locate(paths.base(task.name))
         with staged(target) as out:
@@ -90,7 +92,7 @@ def stage(params: "Params", name: str) -> None:
             )
 
 
-def fold(base: Path, adapter: Path, out: Path, *, max_shard_bytes: int = safetensors_io.MAX_SHARD_BYTES) -> None:
+def fold(base: Path, adapter: Path, out: Path) -> None:
     """Write the base with an adapter added to its weights into the folder `out`, in the hub's layout.
 
     A changed weight is W + scale * B @ A, computed in float32 and rounded once to the type of W; all other tensors keep
@@ -98,43 +100,15 @@ def fold(base: Path, adapter: Path, out: Path, *, max_shard_bytes: int = safeten
     ArtefactError and Refused as `lora_delta.read_adapter`, `lora_delta.weight_names` and `safetensors_io.rewrite` do,
     and Refused for a quantised base.
     """
-    source, read = checkpoint.locate(base), lora_delta.read_adapter(adapter)
-    stored = checkpoint.tensors(source)
-    modules = lora_delta.weight_names([read], source, stored)
-
-    def change(name: str) -> safetensors_io.Change | None:
-        if name not in modules:
-            return None
-        module, transposed = modules[name]
-        delta = read.delta(module, transposed=transposed)
-
-        def add(rows: "Tensor", first: int) -> None:
-            rows.add_(delta.rows(first, len(rows)))
-
-        return add
-
-    _rewrite(f"fold {adapter.name}", stored, out, change, max_shard_bytes)
-    checkpoint.complete(source, adapter, out)
+    blend("fold", base, [(adapter, 1.0)], out)
 
 
 def blend(
-    method: Method,
-    base: Path,
-    parts: Sequence[Part],
-    out: Path,
-    *,
-    density: float = 1.0,
-    seed: int = 0,
+    method: Method, base: Path, parts: Sequence[Part], out: Path, *, density: float = 1.0, seed: int = 0
 ) -> float | None:
     """Write a blend of adapters of one base into the folder `out`; `parts` are their folders with their weights.
 
-    - cat: an adapter with the ranks of all; exact.
-    - svd: the nearest adapter of the versions' own rank; singular values beyond it are lost.
-    - linear: the weighted sum, added to the base; exact up to one rounding.
-    - ties (Yadav et al. 2023): the largest share `density` of each change's entries, a sign elected for each entry,
-      the weighted mean of what agrees, added to the base.
-    - dare (Yu et al. 2024): entries kept with probability `density`, divided by it and summed up weighted, added to
-      the base; the draw depends on `seed`, on the place in `parts` and on the tensor's name.
+    What the methods make, `config.schema.Blend` says. A fold is one adapter, as it is.
 
     Returns the Frobenius distance between what the method changes, before it is rounded to the base's type, and the
     weighted sum of changes, as a share of the latter's norm; None if that is zero. Raises as `fold` does, and Refused
@@ -163,13 +137,20 @@ def blend(
         changes = [adapters[place].delta(module, transposed=transposed) for place in places]
         factors = [weights[place] for place in places]
         generators = [lora_delta.generator(seed, place, name) for place in places]
-        combine = lora_delta.combination(method, changes, factors, density=density, generators=generators)
+        thresholds = [lora_delta.threshold(one, density) for one in changes] if method == "ties" else []
         lost = size = 0.0
 
         def add(rows: "Tensor", first: int) -> None:
             nonlocal lost, size
             dense = [delta.rows(first, len(rows)) for delta in changes]
-            exact, blended = lora_delta.linear(dense, factors), combine(dense)
+            if method == "fold":
+                rows.add_(dense[0])
+                return
+            exact = blended = lora_delta.linear(dense, factors)
+            if method == "ties":
+                blended = lora_delta.ties(dense, factors, thresholds)
+            elif method == "dare":
+                blended = lora_delta.dare(dense, factors, density, generators)
             rows.add_(blended)
             lost += float((blended - exact).double().square().sum())
             size += float(exact.double().square().sum())
@@ -177,7 +158,9 @@ def blend(
 
         return add
 
-    _rewrite(f"{method} {' '.join(folder.name for folder, _ in parts)}", stored, out, change)
+    out.mkdir(parents=True, exist_ok=True)
+    with progress(f"{method} {' '.join(folder.name for folder, _ in parts)}", len(stored)) as advance:
+        safetensors_io.rewrite(stored, out, change, advance=advance)
     checkpoint.complete(source, parts[0][0], out)
     return _share(tally)
 
@@ -210,40 +193,7 @@ def _share(tally: Mapping[str, tuple[float, float]]) -> float | None:
     return math.sqrt(lost / size) if size else None
 
 
-def _rewrite(
-    title: str,
-    stored: Mapping[str, safetensors_io.Stored],
-    out: Path,
-    change: "Callable[[str], safetensors_io.Change | None]",
-    max_shard_bytes: int = safetensors_io.MAX_SHARD_BYTES,
-) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    with progress(title, len(stored)) as advance:
-        safetensors_io.rewrite(stored, out, change, max_shard_bytes=max_shard_bytes, advance=advance)
-
-
-def _inputs(task: Task, versions: Mapping[str, float]) -> dict[str, str]:
-    """Digests of base and adapters, all unaltered and made for each other. Raises ArtefactError otherwise."""
-    base = identity(verified(paths.base(task.name)))
-    inputs = {"base": base}
-    for version in versions:
-        folder = paths.adapter(version)
-        manifest = verified(folder)
-        if manifest.inputs["base"] != base:
-            raise ArtefactError(
-                f"{folder} was trained on another base than {paths.base(task.name)} now holds; restore both with "
-                "`dvc checkout` or rebuild the adapter"
-            )
-        if manifest.task_version != task.version:
-            raise ArtefactError(
-                f"{folder} was trained at version {manifest.task_version} of the task {task.name}, which is now at "
-                f"{task.version}; rebuild it with `dvc repro train@{version}`"
-            )
-        inputs[version] = identity(manifest)
-    return inputs
-
-
-def _prompts(params: "Params", task: Task, adapter: Path) -> list[str]:
+def _prompts(params: Params, task: Task, adapter: Path) -> list[str]:
     """A few prompts as they are trained and examined on, from the pool that neither training nor an exam draws from."""
     from transformers import AutoTokenizer
 

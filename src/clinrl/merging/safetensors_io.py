@@ -172,13 +172,12 @@ def write(
     fill: Callable[[str, Put], None],
     *,
     stem: str = MODEL,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
     """Write a checkpoint, of which types and shapes are given by name, and the bytes by `fill(name, put)`.
 
     `fill` hands a tensor's bytes to `put`, in order and in pieces of any size; it is called once a tensor, from several
-    threads, and `advance` after each. One file `<stem>.safetensors` if all fits in `max_shard_bytes`, else numbered
+    threads, and `advance` after each. One file `<stem>.safetensors` if all fits in MAX_SHARD_BYTES, else numbered
     files and an index, with a tensor larger than that in a file of its own. Raises Refused if the disk has no room.
     """
     import torch
@@ -187,7 +186,7 @@ def write(
     free = shutil.disk_usage(out).free
     if total > free:
         raise Refused(f"{out.parent} has {free / 1e9:.1f} GB free and the model needs {total / 1e9:.1f} GB; make room")
-    shards = plan(tensors, max_shard_bytes)
+    shards = plan(tensors, MAX_SHARD_BYTES)
     files = [f"{stem}.safetensors"]
     if len(shards) > 1:
         files = [f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
@@ -250,7 +249,6 @@ def rewrite(
     out: Path,
     change: Callable[[str], Change | None],
     *,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
     """Write a model from another: a tensor is copied as it is, or changed where `change(name)` gives how.
@@ -269,7 +267,7 @@ def rewrite(
                 _transform(name, source[name], stream.fileno(), changed, put)
 
     kinds = {name: (stored.dtype, stored.shape) for name, stored in source.items()}
-    write(out, kinds, fill, max_shard_bytes=max_shard_bytes, advance=advance)
+    write(out, kinds, fill, advance=advance)
 
 
 def plan(tensors: Mapping[str, tuple[str, tuple[int, ...]]], max_shard_bytes: int) -> list[list[str]]:

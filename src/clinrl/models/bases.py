@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.artifacts import digest, exclusive, identity, read_manifest, seal, sha256_file, staged, verified, write_json
+from clinrl.artifacts import digest, digests, exclusive, identity, read_manifest, seal, staged, verified, write_json
 from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError
 from clinrl.models import hub, memory, opening
 from clinrl.models.chat import render, without_clock, without_prefill
 from clinrl.runtime import determinism
-from clinrl.tasks.base import get_task
+from clinrl.tasks.base import Task, get_task
 from clinrl.types import Message
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def stage(params: "Params", task_name: str) -> None:
     folder, root = paths.base(task_name), paths.adapter(f"{task_name}-base")
     described = {"scale": params.scale, **spec.model_dump(mode="json"), "environment": determinism.record()}
     scratch = paths.checkpoints(f"{task_name}-base", digest([described, task.version]))
+    of = {"task": task_name, "task_version": task.version}
     with exclusive(folder), exclusive(root):
         with staged(folder) as out:
             if isinstance(spec, EmbeddedBase):
@@ -52,26 +53,26 @@ def stage(params: "Params", task_name: str) -> None:
                     pretrain.build_judge(task, name, judge, out / name, scratch / name)
             else:
                 write_json(out / REFERENCE, _reference(spec))
-            base = seal(
-                out,
-                kind="base",
-                name=task_name,
-                task=task_name,
-                task_version=task.version,
-                spec=described,
-                inputs={},
-            )
+            base = seal(out, kind="base", name=task_name, spec=described, inputs={}, **of)
         with staged(root) as out:
-            seal(
-                out,
-                kind="adapter",
-                name=f"{task_name}-base",
-                task=task_name,
-                task_version=task.version,
-                spec={},
-                inputs={"base": identity(base)},
-            )
+            seal(out, kind="adapter", name=f"{task_name}-base", spec={}, inputs={"base": identity(base)}, **of)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def made_of(task: Task, folder: Path) -> dict[str, str]:
+    """Digests of a task's base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
+    base, made = verified(paths.base(task.name)), verified(folder)
+    if made.task_version != task.version:
+        raise ArtefactError(
+            f"{folder} was made at version {made.task_version} of the task {task.name}, "
+            f"which is now at {task.version}; rebuild it with `dvc repro`"
+        )
+    if made.inputs["base"] != identity(base):
+        raise ArtefactError(
+            f"{folder} was made from another base than {paths.base(task.name)} now holds; "
+            f"restore both with `dvc checkout` or rebuild it"
+        )
+    return {"adapter": identity(made), "base": identity(base)}
 
 
 def _reference(spec: "HubBase") -> dict[str, Any]:
@@ -96,13 +97,8 @@ def pin(repo: str, revision: str) -> str:
     Raises Refused when the repository or the revision cannot be reached.
     """
     if Path(repo).is_dir():
-        return _digest_of(Path(repo))
+        return "local-" + digest(digests(Path(repo)))
     return hub.commit_of(repo, revision)
-
-
-def _digest_of(checkpoint: Path) -> str:
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    return "local-" + digest({str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
 
 
 def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
@@ -200,7 +196,8 @@ def locate(named: dict[str, Any], by: Path, also: Sequence[str] = ()) -> Path:
     """
     repo, commit = named["repo"], named["commit"]
     if commit.startswith("local-"):
-        if _digest_of(folder := Path(repo)) != commit:
+        folder = Path(repo)
+        if "local-" + digest(digests(folder)) != commit:
             raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
         opening.check_checkpoint(folder)
         return folder
@@ -265,7 +262,13 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             "checkpoint whose architecture transformers has"
         ) from None
     if qlora and weights is not hub_sized:
-        _keep_to_one_kernel(model)
+        from bitsandbytes.nn import Linear4bit
+
+        # In an exam too, as in training, four bits are unpacked to float32 on every machine: bitsandbytes asks the CPU,
+        # and not ATEN_CPU_CAPABILITY, whether to compute an exam in bfloat16 by AVX-512.
+        for layer in model.modules():
+            if isinstance(layer, Linear4bit):
+                layer.support_avx512bf16_for_cpu = False
     _ready(tokenizer, named, origin, by)
     # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
     model.generation_config = GenerationConfig(
@@ -298,15 +301,3 @@ def _ready(tokenizer: Any, named: dict[str, Any], origin: str, by: Path) -> None
             f"the tokenizer of {origin} has no pad token of its own, so padding would "
             "read as the end of a turn; choose a checkpoint that has one"
         )
-
-
-def _keep_to_one_kernel(model: Any) -> None:
-    """Unpack four bits to float32 in an exam too, as in training, on every machine.
-
-    bitsandbytes asks the CPU, and not ATEN_CPU_CAPABILITY, whether to compute an exam in bfloat16 by AVX-512.
-    """
-    from bitsandbytes.nn import Linear4bit
-
-    for layer in model.modules():
-        if isinstance(layer, Linear4bit):
-            layer.support_avx512bf16_for_cpu = False

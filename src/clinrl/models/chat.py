@@ -41,13 +41,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a model wrote after a prompt. `tokens` counts the end-of-turn token; `text` does not hold it."""
+    """What a model wrote after a prompt."""
 
     text: str
+    """Without the end-of-turn token."""
     stop: Literal["answered", "max_tokens"]
-    tokens: int
-    ids: tuple[int, ...] = ()
+    ids: tuple[int, ...]
     """Its token ids, that of the end of the turn among them."""
+
+    @property
+    def tokens(self) -> int:
+        """Count of its ids."""
+        return len(self.ids)
 
 
 def render(
@@ -189,13 +194,10 @@ def decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], ends: Colle
     ids = list(ids)
     end = next((index for index, token in enumerate(ids) if token in ends), None)
     written = ids if end is None else ids[:end]
-    text = tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return Completion(
-        text=str(text),
-        stop="max_tokens" if end is None else "answered",
-        tokens=len(ids) if end is None else end + 1,
-        ids=tuple(ids if end is None else ids[: end + 1]),
-    )
+    text = str(tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    if end is None:
+        return Completion(text=text, stop="max_tokens", ids=tuple(ids))
+    return Completion(text=text, stop="answered", ids=tuple(ids[: end + 1]))
 
 
 def end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from clinrl.artifacts import sha256_file, write_json
+from clinrl.artifacts import digests, write_json
 
 SENTINEL = "complete.json"
 """Digests of a checkpoint's files, written last."""
@@ -12,8 +12,7 @@ SENTINEL = "complete.json"
 
 def seal_checkpoint(checkpoint: Path) -> None:
     """Write the digests of a checkpoint's files into it, last: a checkpoint without them is not used."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != SENTINEL)
-    write_json(checkpoint / SENTINEL, {str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
+    write_json(checkpoint / SENTINEL, digests(checkpoint, without=SENTINEL))
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -31,5 +30,4 @@ def _is_whole(checkpoint: Path) -> bool:
         files = json.loads((checkpoint / SENTINEL).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
-    paths = {checkpoint / name: expected for name, expected in files.items()}
-    return all(path.is_file() and sha256_file(path) == expected for path, expected in paths.items())
+    return bool(files.items() <= digests(checkpoint).items())

@@ -105,15 +105,10 @@ class Engine(Sampler):
         found, keys = dict[int, Written](), dict[int, str]()
         if self.journal is not None:
             call = self.journal.call()
-            keys = {
-                number: self.journal.key(self.identity, call, number, asdict(one))
-                for number, one in enumerate(requests)
-            }
-            held = {number: entry for number, key in keys.items() if (entry := self.journal.get(key)) is not None}
-            found = {
-                number: Written(ids=tuple(entry["ids"]), log_probabilities=tuple(entry["logs"]))
-                for number, entry in held.items()
-            }
+            for number, one in enumerate(requests):
+                keys[number] = self.journal.key(self.identity, call, number, asdict(one))
+                if (held := self.journal.get(keys[number])) is not None:
+                    found[number] = Written(ids=tuple(held["ids"]), log_probabilities=tuple(held["logs"]))
         rest = [number for number in range(len(requests)) if number not in found]
         for _ in found if progress is not None else ():
             progress()  # type: ignore[misc]  # it is not None

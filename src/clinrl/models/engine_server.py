@@ -9,17 +9,15 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import verified, write_text
 from clinrl.config.machine import LOOPBACK, read_machine
+from clinrl.config.params import Params
 from clinrl.errors import Refused
 from clinrl.models import bases
 from clinrl.models.engine import DTYPE, model_of
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM makes room for."""
@@ -27,7 +25,7 @@ PROGRAM = Path(__file__).resolve().parents[3] / ".venv-vllm/bin/vllm"
 """What `make vllm` installs, in the checkout that this code is in."""
 
 
-def stage(params: "Params", name: str, port: int) -> None:
+def stage(params: Params, name: str, port: int) -> None:
     """Become the vLLM server of a task's base. Does not return.
 
     Raises Refused at the embedded scale, without vLLM or for too large adapters, ArtefactError without a base.

@@ -49,10 +49,9 @@ class Judges:
     def __init__(self, base: Path, log: Path | None = None, others: Iterable[Path] = ()) -> None:
         self.base = base
         self.log = log
-        self._vectors: dict[str, Any] = {}
-        self._verdicts: dict[tuple[str, str], str] = {}
+        self._found: dict[tuple[str, str], Any] = {}
         for file in [*others, *([] if log is None else [log])]:
-            self._verdicts |= _read_log(file, is_own=file == log)
+            self._found |= _read_log(file, is_own=file == log)
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
     def answer(self, requests: Iterable[Request]) -> dict[Request, Any]:
@@ -63,34 +62,26 @@ class Judges:
         """
         wanted = list(dict.fromkeys(requests))
         for name in dict.fromkeys(request.model for request in wanted):
-            new = [request for request in wanted if request.model == name and self._response(request) is None]
+            new = [request for request in wanted if request.model == name and _key(request) not in self._found]
             new.sort(key=lambda request: (len(request.text), request.text))
             if new:
                 model = self._model(name)
                 with memory.place(f"the {name}", memory.larger(bases.scale_of(self.base))):
                     self._keep(name, new, model([request.text for request in new]))
-        return {request: self._response(request) for request in wanted}
+        return {request: self._found[_key(request)] for request in wanted}
 
     def record(self) -> list[dict[str, str]]:
         """Every verdict: the digest of the request, the judge and its reply, in the order of digests."""
-        rows = sorted((request, judge, reply) for (judge, request), reply in self._verdicts.items())
+        found = self._found.items()
+        rows = sorted((request, judge, reply) for (judge, request), reply in found if judge != "encoder")
         return [{"ask": request, "model": judge, "reply": reply} for request, judge, reply in rows]
 
-    def _response(self, request: Request) -> Any:
-        """None: not answered yet."""
-        if request.model == "encoder":
-            return self._vectors.get(request.text)
-        return self._verdicts.get(_key(request))
-
     def _keep(self, name: str, requests: Sequence[Request], replies: Sequence[Any]) -> None:
-        if name == "encoder":
-            self._vectors |= {request.text: reply for request, reply in zip(requests, replies, strict=True)}
-            return
-        verdicts = {_key(request): reply for request, reply in zip(requests, replies, strict=True)}
-        self._verdicts |= verdicts
-        if self.log is not None:
+        found = {_key(request): reply for request, reply in zip(requests, replies, strict=True)}
+        self._found |= found
+        if self.log is not None and name != "encoder":
             with self.log.open("a", encoding="utf-8") as stream:
-                for (judge, request), reply in verdicts.items():
+                for (judge, request), reply in found.items():
                     stream.write(canonical_json({"ask": request, "model": judge, "reply": reply}) + "\n")
 
     def _model(self, name: str) -> Callable[[Sequence[str]], Sequence[Any]]:

@@ -9,25 +9,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.config.bases import HubModel
-from clinrl.config.machine import Machine, read_machine, sequences_of
+from clinrl.config.machine import Machine, sequences_of
+from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoProfile, SftProfile
 from clinrl.errors import OutOfMemory, ParamsError, Refused
 from clinrl.models import bases, hub
 from clinrl.models.estimate import GIB, TRAINED, Size, measure
 from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED
 from clinrl.models.judges import TOGETHER
+from clinrl.models.pretrain import shape
 from clinrl.models.shapes import SHAPES
 from clinrl.runtime.gpus import Gpu, visible
 from clinrl.tasks.base import Task, get_task, models_of
 from clinrl.types import Case
-
-if TYPE_CHECKING:
-    from clinrl.config.bases import Embedded
-    from clinrl.config.params import Params
 
 CASES = 32
 """Cases whose prompts are measured; the longest counts."""
@@ -92,7 +90,7 @@ def room(machine: Machine) -> Room:
     return Room(min(used, key=lambda gpu: gpu.free, default=None), min([free, *limits]), tuple(gpus))
 
 
-def check(params: "Params", version: str, machine: Machine) -> None:
+def check(params: Params, version: str, machine: Machine) -> None:
     """Refuse a training at scale full that cannot fit, before hours are lost. Raises OutOfMemory with the shortfall.
 
     What nobody knows the shape of is not refused, nor anything under `try_anyway`. Raises ParamsError as `room`.
@@ -110,7 +108,7 @@ def check(params: "Params", version: str, machine: Machine) -> None:
             )
 
 
-def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Need]:
+def needs(params: Params, name: str, machine: Machine, there: Room) -> list[Need]:
     """The places of a version, or of `<task>-base`, which is loaded and examined alone."""
     task, is_full = params.model(name).task.name, params.scale == "full"
     try:
@@ -193,18 +191,18 @@ class Training:
     """Tokens of held-out cases whose log-probabilities are computed at once; 0: none."""
 
 
-def workload(params: "Params", name: str, machine: Machine, *, is_gpu: bool) -> Workload:
+def workload(params: Params, name: str, machine: Machine, *, is_gpu: bool) -> Workload:
     """What a version, or `<task>-base`, computes on this machine. Raises Refused if a shape is not known."""
     task = get_task(params.model(name).task.name)
     version, base = params.versions.get(name), params.base(task.name)
     profile = params.profiles[version.profile] if version else None
-    shape = params.lora(name) if profile else None
+    lora = params.lora(name) if profile else None
     policy = measure(
         config_of(params, task.name),
         half=is_gpu,
         nf4=_is_nf4(base) or bool(profile and profile.qlora),
-        rank=shape.rank if shape else 0,
-        targets=shape.targets if shape else (),
+        rank=lora.rank if lora else 0,
+        targets=lora.targets if lora else (),
     )
     judges: dict[str, Size] = {
         judge: measure(config_of(params, task.name, judge), half=is_gpu, nf4=_is_nf4(spec))
@@ -228,7 +226,7 @@ def workload(params: "Params", name: str, machine: Machine, *, is_gpu: bool) -> 
 
 
 def _training(
-    params: "Params", recipe: str, task: Task, machine: Machine, policy: Size, prompt: int, gold: int
+    params: Params, recipe: str, task: Task, machine: Machine, policy: Size, prompt: int, gold: int
 ) -> Training:
     profile, trainer = params.profiles[recipe], params.trainer(recipe)
     fields: dict[str, Any] = trainer.model_dump()
@@ -256,7 +254,7 @@ def _training(
         together=together if keeps else _rows(together, prompt + written, tokens),
         reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
         beta=fields.get("beta", 0.0),
-        moments=_moments(trainer.optimizer),
+        moments=2 if trainer.optimizer.endswith("8bit") else 8,
         looked=max(prompt + written, at_most) if fields.get("held_out") else 0,
     )
 
@@ -277,7 +275,9 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
         if training.looked:
             yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + policy.looking(training.looked)
     if judges:
-        most = max(_asked(size, prompt + load.gold, min(bound or TOGETHER, TOGETHER)) for size in judges.values())
+        asked = prompt + load.gold
+        at_once = max(1, min(bound or TOGETHER, TOGETHER) // asked)
+        most = max(size.writing(asked, asked, at_once) for size in judges.values())
         yield "judges", policy.weights + sum(size.weights for size in judges.values()) + most
     yield "exam", policy.weights + policy.adapter * 4 + policy.writing(prompt, load.longest, load.examined)
 
@@ -287,20 +287,11 @@ def _rows(own: int, tokens: int, machine: int | None) -> int:
     return max(1, own if machine is None else min(own, machine // tokens))
 
 
-def _asked(size: Size, tokens: int, together: int) -> int:
-    return size.writing(tokens, tokens, max(1, together // tokens))
-
-
-def _moments(optimizer: str) -> int:
-    """Bytes that the two moments of a trained number take."""
-    return 2 if optimizer.endswith("8bit") else 8
-
-
 def _is_nf4(spec: Any) -> bool:
     return bool(getattr(spec, "quantize", "none") == "nf4")
 
 
-def config_of(params: "Params", task: str, judge: str = "") -> dict[str, Any]:
+def config_of(params: Params, task: str, judge: str = "") -> dict[str, Any]:
     """The config.json of a base or of its judge: its own, or the copy here of a known one.
 
     Raises Refused for a checkpoint of which neither is there.
@@ -308,7 +299,7 @@ def config_of(params: "Params", task: str, judge: str = "") -> dict[str, Any]:
     base = params.base(task)
     spec = base.judges[judge] if judge else base  # type: ignore[index]
     if not isinstance(spec, HubModel):
-        return _built(spec)
+        return {"model_type": spec.architecture, **shape(spec, spec.vocab)}
     named = bases.reference(paths.base(task))
     pinned = named.get("judges", {}).get(judge, {}) if judge else named
     revision = pinned.get("commit", spec.revision) if pinned.get("repo") == spec.repo else spec.revision
@@ -318,14 +309,6 @@ def config_of(params: "Params", task: str, judge: str = "") -> dict[str, Any]:
     if spec.repo not in SHAPES:
         raise Refused(f"the shape of {spec.repo} is not known before its config.json is in the hub's cache")
     return dict(SHAPES[spec.repo])
-
-
-def _built(spec: "Embedded") -> dict[str, Any]:
-    return {
-        "model_type": spec.architecture, "vocab_size": spec.vocab, "hidden_size": spec.hidden,
-        "num_hidden_layers": spec.layers, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.hidden // spec.heads, "intermediate_size": spec.mlp, "tie_word_embeddings": True,
-    }  # fmt: skip
 
 
 @cache
@@ -361,7 +344,7 @@ def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]
     return max(prompts), max(len(ids) - prompt for (ids, _), prompt in zip(found, prompts, strict=True))
 
 
-def is_copy(params: "Params", task: str) -> bool:
+def is_copy(params: Params, task: str) -> bool:
     """Whether the hub base of a task is measured by the copy of its shape here, for want of its own config."""
     repo = params.bases[task].full.repo
     try:
@@ -370,10 +353,8 @@ def is_copy(params: "Params", task: str) -> bool:
         return False
 
 
-def worst(params: "Params", names: Sequence[str]) -> list[Need]:
+def worst(params: Params, names: Sequence[str], machine: Machine, there: Room) -> list[Need]:
     """Place by place of each task, the version that needs most."""
-    machine = read_machine()
-    there = room(machine)
     found: dict[tuple[str, str], Need] = {}
     for name in names:
         for need in needs(params, name, machine, there):

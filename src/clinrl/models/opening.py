@@ -78,8 +78,23 @@ def adapted(model: Any, folder: Path, *, is_trainable: bool = False, name: str =
 def check(folder: Path) -> None:
     """Raise ArtefactError if a folder holds no LoRA adapter of finite weights, and Refused as `check_effect`. Needs no
     model, so it comes first."""
+    import torch
+    from safetensors import safe_open
+
     with refused(folder, "adapter"):
-        _check(folder)
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or config.get("peft_type") != KIND or config.get("auto_mapping"):
+            raise ValueError(f"{CONFIG} is not that of a LoRA adapter")
+        rank = config.get("r")
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank <= 4096:
+            raise ValueError(f"the rank r in {CONFIG} is no whole number from 1 to 4096")
+        if not (folder / WEIGHTS).is_file():
+            raise ValueError(f"{WEIGHTS} is missing")
+        with safe_open(folder / WEIGHTS, framework="pt") as tensors:
+            check_effect(folder, config, tensors.keys())
+            for name in tensors.keys():  # noqa: SIM118  it is no mapping
+                if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
+                    raise ValueError(f"tensor {name[:80]} holds what is no finite number")
 
 
 def check_effect(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]) -> None:
@@ -129,23 +144,3 @@ def check_checkpoint(folder: Path) -> None:
             found = json.loads(settings.read_bytes())
             if odd := [key for key in ARGUMENTS if found.get(key)]:
                 raise ValueError(f"{settings.name} sets {odd[0]}, with which pickles could be read")
-
-
-def _check(folder: Path) -> None:
-    from safetensors import safe_open
-
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if not isinstance(config, dict) or config.get("peft_type") != KIND or config.get("auto_mapping"):
-        raise ValueError(f"{CONFIG} is not that of a LoRA adapter")
-    rank = config.get("r")
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank <= 4096:
-        raise ValueError(f"the rank r in {CONFIG} is no whole number from 1 to 4096")
-    if not (folder / WEIGHTS).is_file():
-        raise ValueError(f"{WEIGHTS} is missing")
-    import torch
-
-    with safe_open(folder / WEIGHTS, framework="pt") as tensors:
-        check_effect(folder, config, tensors.keys())
-        for name in tensors.keys():  # noqa: SIM118  it is no mapping
-            if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
-                raise ValueError(f"tensor {name[:80]} holds what is no finite number")

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
 from clinrl.errors import Refused
 from clinrl.models.chat import Example, Piece, encoded, spelt
 from clinrl.models.checkpoints import latest_checkpoint, seal_checkpoint
@@ -19,9 +20,6 @@ from clinrl.models.rollout import schemas
 from clinrl.runtime.determinism import settle
 from clinrl.tasks.base import Task
 from clinrl.types import Case
-
-if TYPE_CHECKING:
-    from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
 
 Text = Sequence[Piece]
 """What a model learns: a prompt as it is given it, what it should write, with the end of the turn, and so on."""
@@ -59,7 +57,7 @@ WINDOW = 50
 """Steps whose texts are sorted by length together."""
 
 
-def build(task: Task, spec: "EmbeddedBase", out: Path, scratch: Path) -> None:
+def build(task: Task, spec: EmbeddedBase, out: Path, scratch: Path) -> None:
     """Write tokenizer, template and trained weights of a base to `out`.
 
     Checkpoints go to `scratch`; a killed build continues there. Raises Refused for a template of an unknown family.
@@ -74,7 +72,7 @@ def build(task: Task, spec: "EmbeddedBase", out: Path, scratch: Path) -> None:
     teach(spec, _texts(task, spec, marks, template), marks, template, out, scratch)
 
 
-def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch: Path) -> None:
+def build_judge(task: Task, name: str, spec: EmbeddedJudge, out: Path, scratch: Path) -> None:
     """Write tokenizer and trained weights of a judge to `out`; as `build`.
 
     Raises Refused if the task has no lessons for it.
@@ -86,9 +84,7 @@ def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch
     teach(spec, texts, QWEN, None, out, scratch)
 
 
-def teach(
-    spec: "Embedded", texts: Sequence[Text], marks: Marks, template: str | None, out: Path, scratch: Path
-) -> None:
+def teach(spec: Embedded, texts: Sequence[Text], marks: Marks, template: str | None, out: Path, scratch: Path) -> None:
     """Learn a vocabulary from the texts, train a model on them, and write both to `out`."""
     settle(spec.seed)
     tokenizer = _tokenizer(spec.vocab, texts, marks, template)
@@ -99,12 +95,12 @@ def teach(
     tokenizer.save_pretrained(out)
 
 
-def corpus(task: Task, spec: "EmbeddedBase", **edition: Any) -> Iterator[Case]:
+def corpus(task: Task, spec: EmbeddedBase, **edition: Any) -> Iterator[Case]:
     """The cases that a base learns from; with `edition`, the same patients labelled by that one alone."""
     return task.cases(spec.cases, spec.seed, pool="base", mix="reporting", **edition)
 
 
-def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> list[Text]:
+def _texts(task: Task, spec: EmbeddedBase, marks: Marks, template: str) -> list[Text]:
     """Each case, rendered, with what a forgetful reader does; modes alternate."""
     from tokenizers import Tokenizer, models
 
@@ -169,22 +165,24 @@ def _wrapped(backend: Any, marks: Marks, template: str | None) -> Any:
     return tokenizer
 
 
-def _model(spec: "Embedded", tokenizer: Any, longest: int) -> Any:
+def shape(spec: Embedded, vocab: int) -> dict[str, Any]:
+    """The fields of a config.json that say what a model is made of."""
+    return {
+        "vocab_size": vocab, "hidden_size": spec.hidden, "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.hidden // spec.heads, "intermediate_size": spec.mlp, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
+def _model(spec: Embedded, tokenizer: Any, longest: int) -> Any:
     import transformers
 
     family = spec.architecture.capitalize()
     config, model = getattr(transformers, f"{family}Config"), getattr(transformers, f"{family}ForCausalLM")
     return model(
         config(
-            vocab_size=len(tokenizer),
-            hidden_size=spec.hidden,
-            num_hidden_layers=spec.layers,
-            num_attention_heads=spec.heads,
-            num_key_value_heads=spec.kv_heads,
-            head_dim=spec.hidden // spec.heads,
-            intermediate_size=spec.mlp,
+            **shape(spec, len(tokenizer)),
             max_position_embeddings=max(1024, 4 * longest),
-            tie_word_embeddings=True,
             initializer_range=0.05,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -193,7 +191,7 @@ def _model(spec: "Embedded", tokenizer: Any, longest: int) -> Any:
     )
 
 
-def _ordered(examples: list[Example], spec: "Embedded") -> list[Example]:
+def _ordered(examples: list[Example], spec: Embedded) -> list[Example]:
     """The texts of all steps in order: shuffled passes, sorted by length within a window so that batches pad little."""
     rng = Random(f"order/{spec.seed}")
     needed = spec.steps * spec.batch
@@ -211,9 +209,10 @@ def _ordered(examples: list[Example], spec: "Embedded") -> list[Example]:
     return ordered
 
 
-def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch: Path) -> None:
+def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
+    from torch.nn.utils.rnn import pad_sequence
     from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -237,19 +236,12 @@ def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch:
             seal_checkpoint(scratch / f"checkpoint-{state.global_step}")
 
     def collate(batch: list[Example]) -> dict[str, Any]:
-        longest = max(len(ids) for ids, _ in batch)
-        gaps = [longest - len(ids) for ids, _ in batch]
+        ids = [torch.tensor(ids) for ids, _ in batch]
+        weights = [torch.tensor([1.0 if mine else spec.prompt_weight for mine in own]) for _, own in batch]
         return {
-            "input_ids": torch.tensor([ids + [pad] * gap for (ids, _), gap in zip(batch, gaps, strict=True)]),
-            "attention_mask": torch.tensor(
-                [[1] * len(ids) + [0] * gap for (ids, _), gap in zip(batch, gaps, strict=True)]
-            ),
-            "weights": torch.tensor(
-                [
-                    [1.0 if mine else spec.prompt_weight for mine in own] + [0.0] * gap
-                    for (_, own), gap in zip(batch, gaps, strict=True)
-                ]
-            ),
+            "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
+            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+            "weights": pad_sequence(weights, batch_first=True),
         }
 
     arguments = TrainingArguments(
@@ -260,18 +252,14 @@ def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch:
         lr_scheduler_type="cosine",
         warmup_steps=min(100, spec.steps // 10),
         weight_decay=0.01,
-        max_grad_norm=1.0,
         adam_beta2=0.98,
         seed=spec.seed,
         data_seed=spec.seed,
         use_cpu=True,
-        bf16=False,
         remove_unused_columns=False,
         save_steps=200,
         save_total_limit=2,
         logging_steps=50,
-        report_to=[],
-        dataloader_num_workers=0,
     )
     how = {"train_dataset": rows, "data_collator": collate, "callbacks": [Sealed()]}
     trainer = WeightedTrainer(model=model, args=arguments, **how)

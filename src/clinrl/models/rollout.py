@@ -5,22 +5,20 @@ A sampler knows nothing of medicine; `run` joins it to a task.
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clinrl.config.schema import Mode
 from clinrl.models.chat import read_calls, read_turn
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.tasks.base import Task
 from clinrl.types import Call, Case, Message, Stop, Transcript, transcript_of
-
-if TYPE_CHECKING:
-    from clinrl.config.schema import Mode
 
 
 def run(
     sampler: Sampler,
     task: Task,
     cases: Sequence[Case],
-    mode: "Mode",
+    mode: Mode,
     budget: int,
     seed: int,
     progress: Callable[[], None] | None = None,
@@ -58,7 +56,7 @@ def _converse(
     sampler: Sampler,
     episodes: "list[_Episode]",
     max_turns: int,
-    mode: "Mode",
+    mode: Mode,
     budget: int,
     seed: int,
     progress: Callable[[], None] | None,

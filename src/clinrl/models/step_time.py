@@ -12,16 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl.config.machine import Machine
+from clinrl.config.params import Params
 from clinrl.errors import Refused
 from clinrl.models import needs
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-    from clinrl.runtime.gpus import Gpu
+from clinrl.runtime.gpus import Gpu
 
 PROBE_S = 0.3
 """Seconds that each of the three rates is measured."""
@@ -78,7 +77,7 @@ class Times:
         return self.sampling_s + self.steps * self.step_s
 
 
-def reckon(params: "Params", version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1) -> Times:
+def reckon(params: Params, version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1) -> Times:
     """What the training of a version takes at these rates. Judges and held-out looks are not counted.
 
     `gpus`: among so many the rows of a step are divided, at no cost. Raises Refused if the shape of its base is not
@@ -116,7 +115,7 @@ def _writing(load: needs.Workload, training: needs.Training, rates: Rates) -> fl
     return math.ceil(training.sampled / rows) * (training.written * token + read * operations / REACHED)
 
 
-def slowest(params: "Params", names: Sequence[str], machine: Machine, rates: Rates, *, is_gpu: bool) -> list[Times]:
+def slowest(params: Params, names: Sequence[str], machine: Machine, rates: Rates, *, is_gpu: bool) -> list[Times]:
     """Of each task, the training that takes longest; none of a base, or above a checkpoint of no known shape."""
     found: dict[str, Times] = {}
     for name in names:
@@ -130,25 +129,22 @@ def slowest(params: "Params", names: Sequence[str], machine: Machine, rates: Rat
     return list(found.values())
 
 
-def tell(params: "Params", version: str, machine: Machine) -> None:
+def tell(params: Params, version: str, machine: Machine) -> None:
     """Say on stderr what a training at full scale will take, before it starts; nothing at the embedded scale."""
     if params.scale == "embedded":
         return
     gpu = needs.room(machine).gpu
     rates = measured(gpu)
-    try:
-        times = None if rates is None else reckon(params, version, machine, rates, is_gpu=gpu is not None)
-    except Refused:
-        times = None
-    if times is None or rates is None:
-        text = "what a step takes cannot be reckoned here; the training starts all the same"
-    else:
-        before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
-        text = (
-            f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step "
-            f"(generation {seconds(times.generation_s)}, loss {seconds(times.loss_s)}), "
-            f"{seconds(times.all_s)} in all; rates {rates}"
-        )
+    text = "what a step takes cannot be reckoned here; the training starts all the same"
+    with suppress(Refused):
+        if rates is not None:
+            times = reckon(params, version, machine, rates, is_gpu=gpu is not None)
+            before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
+            text = (
+                f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step "
+                f"(generation {seconds(times.generation_s)}, loss {seconds(times.loss_s)}), "
+                f"{seconds(times.all_s)} in all; rates {rates}"
+            )
     print(f"clinrl: {version}: {text}", file=sys.stderr, flush=True)
 
 
@@ -159,7 +155,7 @@ def seconds(time_s: float) -> str:
     return f"{time_s / 60:.3g} min" if time_s < 100 * 60 else f"{time_s / 3600:,.1f} h"
 
 
-def measured(gpu: "Gpu | None") -> Rates | None:
+def measured(gpu: Gpu | None) -> Rates | None:
     """The rates of a GPU, in a process of its own, or of this CPU; None if the GPU cannot be asked."""
     if gpu is None:
         return probe()

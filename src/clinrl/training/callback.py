@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
@@ -19,9 +19,6 @@ from clinrl.models.checkpoints import seal_checkpoint
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import Queue
 from clinrl.training.world import ALONE, OTHERS, STATUS, World
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 TIMINGS = "timings.jsonl"
 _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
@@ -70,7 +67,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.shares = False
         """Whether fewer threads leave the bytes as they are."""
         self.stop_requested = False
-        self.step = 0
         self.saved = 0
         self.began = time.monotonic()
         self.line = ProgressLine(version, steps)
@@ -79,10 +75,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         """Stop at the end of the step that is running. For signal handlers."""
         self.stop_requested = True
 
-    def on_train_begin(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
-    ) -> None:
-        self.step = self.saved = state.global_step
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.saved = state.global_step
         self.has_moved = state.global_step > 0
         self.began = time.monotonic()
         for entry in state.log_history:  # of the run that this one continues
@@ -92,30 +86,19 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         if self.world.is_main:
             self.line.start(state.global_step)
 
-    def on_step_begin(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.shares:
             determinism.share()
 
-    def on_step_end(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.world.any(self.stop_requested):
             control.should_save = True
             control.should_training_stop = True
 
-    def on_log(
-        self,
-        args: "TrainingArguments",
-        state: "TrainerState",
-        control: "TrainerControl",
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
             return
-        step = self.step = state.global_step
+        step = state.global_step
         for name in ("loss", "grad_norm", "reward", "kl"):
             value = logs.get(name)
             if value is not None and not math.isfinite(value):
@@ -160,7 +143,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             text = f"clinrl: {self.version} {alarm.level} at step {alarm.step} ({alarm.name}): {alarm.says}{waived}"
             print(text, file=sys.stderr, flush=True)
 
-    def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.world.is_main:
             seal_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
         self.saved = state.global_step

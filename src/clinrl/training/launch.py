@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import (
@@ -26,6 +26,7 @@ from clinrl.artifacts import (
     write_text,
 )
 from clinrl.config.machine import Machine, read_machine, sequences_of
+from clinrl.config.params import Params
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import identity_in, proven
@@ -40,9 +41,6 @@ from clinrl.tasks.base import GIVEN, get_task
 from clinrl.training import world
 from clinrl.training.world import OTHERS, STATUS
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 SPEC = "spec.json"
 ROWS = "rows.jsonl"
 ADAPTER = "adapter"
@@ -52,7 +50,7 @@ DISK_FULL = 5
 """The worker's exit code when nothing more can be written, its status neither."""
 
 
-def stage(params: "Params", version: str) -> None:
+def stage(params: Params, version: str) -> None:
     """Train `version` and write `data/adapters/<version>`.
 
     Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, Busy if the
@@ -96,7 +94,7 @@ def stage(params: "Params", version: str) -> None:
         shutil.rmtree(folder)
 
 
-def _trainer(params: "Params", version: str) -> Any:
+def _trainer(params: Params, version: str) -> Any:
     return params.trainer(params.versions[version].profile)
 
 
@@ -109,7 +107,7 @@ def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
     return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
 
 
-def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def resolve(params: Params, version: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Everything that determines the adapter: the spec as JSON, and the rows of the training stream in order.
 
     A row names its case by id, its mode, and the rules its taught label omits (SFT). Raises ArtefactError as `stage`.
@@ -134,7 +132,7 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
     return json.loads(canonical_json(spec)), rows
 
 
-def asked(params: "Params", version: str) -> dict[str, Any]:
+def asked(params: Params, version: str) -> dict[str, Any]:
     """What params.yaml says of an adapter, as its spec has it: of what a recipe may leave out, what it does not."""
     block = params.versions[version]
     profile = params.profiles[block.profile]
@@ -178,7 +176,7 @@ def manifest_fields(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parent(params: "Params", version: str) -> str:
+def _parent(params: Params, version: str) -> str:
     block = params.versions[version]
     folder = paths.adapter(block.parent)
     if not folder.is_dir():

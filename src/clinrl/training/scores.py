@@ -64,8 +64,7 @@ class LiveRows:
         covered = self.mask[places]
         mean = (entropy * covered).sum() / covered.sum()
         return Scores(
-            log_probs.index_copy(0, places, log_p),
-            mean.detach().expand(self.mask.shape).index_copy(0, places, entropy),
+            log_probs.index_copy(0, places, log_p), mean.detach().expand(self.mask.shape).index_copy(0, places, entropy)
         )
 
     def _part(self, ids: Tensor, mask: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import set_seed
 from trl import GRPOConfig, SFTConfig
 
+from clinrl.config.machine import sequences_of
 from clinrl.config.recipes import Phase, Trainer
 from clinrl.data.sampling import phase_of
 from clinrl.errors import TrainingError
@@ -77,7 +78,7 @@ def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
     set_peft_model_state_dict(model, dict(start), adapter_name="default")
 
 
-def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
+def common_settings(spec: Mapping[str, Any], output: Path, world: World = ALONE) -> dict[str, Any]:
     """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised; there,
     and without a GPU, TrainingError is raised for an optimizer that needs CUDA."""
     on_cpu = is_on_cpu(spec["scale"])
@@ -89,8 +90,12 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
             f"the optimizer {trainer.optimizer} needs CUDA, and this training runs on the CPU; train on a GPU, or set "
             "optimizer to adamw_torch_fused"
         )
+    rows = sequences_of(spec["trainer"])
+    micro = spec["trainer"]["micro_batch"] or rows // world.size
     return {
         "output_dir": str(output),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": rows // (micro * world.size),
         "learning_rate": trainer.lr,
         "lr_scheduler_type": trainer.scheduler,
         "warmup_steps": trainer.warmup,
@@ -106,15 +111,12 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
         "ddp_find_unused_parameters": False,
         "bf16": not on_cpu,
         "gradient_checkpointing": spec["scale"] != "embedded",
-        "report_to": "none",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # it would replace a NaN by the mean and let the run go on
-        "save_strategy": "steps",
         "save_steps": spec["checkpoint_every"],
         "save_total_limit": 2,
         "disable_tqdm": True,
         "shuffle_dataset": False,
-        "eval_strategy": "no",
     }
 
 
@@ -158,15 +160,11 @@ def sft_trainer(
         }
     )
     batch = spec["trainer"]["batch"]
-    micro = spec["trainer"]["micro_batch"] or batch // world.size
     settings = SFTConfig(
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=batch // (micro * world.size),
         train_sampling_strategy="sequential",
         max_length=None,
-        packing=False,
         dataset_kwargs={"skip_prepare_dataset": True},  # tokenised above, prompt and turn apart, as in generation
-        **common_settings(spec, output),
+        **common_settings(spec, output, world),
     )
     sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
     sft.loss_path, sft.world = spec["trainer"].get("loss_path", "stock"), world
@@ -275,12 +273,7 @@ def grpo_trainer(
             **({"phase": _numbers(phases, spec, len(rows))} if (phases := phases_of(spec)) else {}),
         }
     )
-    completions = trainer["prompts"] * trainer["group"]
-    micro = trainer["micro_batch"] or completions // world.size
     settings = GRPOConfig(
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=completions // (micro * world.size),
-        steps_per_generation=completions // (micro * world.size),
         num_generations=trainer["group"],
         max_completion_length=trainer["max_completion"],
         temperature=trainer["temperature"],
@@ -288,7 +281,7 @@ def grpo_trainer(
         scale_rewards=trainer["scale_rewards"],
         loss_type=trainer.get("loss_type", "dapo"),
         **({} if task.episodes is None else {"max_tool_calling_iterations": task.episodes.turns - 1}),
-        **common_settings(spec, output),
+        **common_settings(spec, output, world),
     )
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
     switches = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}

@@ -6,7 +6,6 @@ SIGTERM and SIGINT end it at the next step boundary, with a checkpoint.
 """
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -39,10 +38,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         die_with(int(arguments[1]))
     spec = json.loads(path.read_text(encoding="utf-8"))
-    # Deprecations between transformers and TRL are the pinned versions' business, not the reader's.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
     warnings.filterwarnings("ignore", message=".*environment_factory.*")  # experimental; TRL's version is pinned
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # reports optional CPU kernels as errors
     try:
         world = world_of(os.environ, spec["machine"])
         if spec["scale"] == "full":  # before anything is imported that asks CUDA, as bitsandbytes does
@@ -114,7 +110,6 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl.training.rows import read_rows
 
     datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     task = get_task(spec["task"])
     rows = read_rows(folder / ROWS, spec, task)
