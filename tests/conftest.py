@@ -42,9 +42,12 @@ DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4
 """A picture of one pixel."""
 TOGETHER = ("flows", "faults")
 """Folders whose files share a server, or a project that takes long to build."""
+APART = ("test_clone", "test_steps")
+"""Files there that need neither."""
 LONGEST = (
     "flows",
     "faults",
+    "test_clone",
     "test_pyfunc",
     "test_launch",
     "test_promotion",
@@ -62,7 +65,7 @@ LONGEST = (
 def group(nodeid: str) -> str:
     """The tests that one process runs: those of a file, or of a folder."""
     path = PurePosixPath(nodeid.partition("::")[0])
-    return path.parent.name if path.parent.name in TOGETHER else path.stem
+    return path.parent.name if path.parent.name in TOGETHER and path.stem not in APART else path.stem
 
 
 @pytest.hookimpl(tryfirst=True)

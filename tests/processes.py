@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from clinrl.runtime.determinism import processors
+
 WITHIN_S = 5.0
 """Seconds after which nothing of a stage may be left whose starter was killed."""
 
 
-def patience_s() -> float:
-    """WITHIN_S on an idle machine; where processes queue for a processor, as much longer as the queue is."""
-    return WITHIN_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+def patience_s(within_s: float = WITHIN_S) -> float:
+    """So many seconds on an idle machine; where processes queue for a processor, as much longer as the queue is."""
+    return within_s * max(1.0, os.getloadavg()[0] / processors())
 
 
 def alive(pid: int) -> bool:
@@ -35,11 +37,12 @@ def below(*pids: int) -> dict[int, str]:
 
 
 def eventually(found: Callable[[], object], within_s: float = 20) -> object:
-    """What `found` returns once that is true. Fails after so many seconds."""
-    deadline = time.monotonic() + within_s
+    """What `found` returns once that is true. Fails after so many seconds, or more on a busy machine."""
+    started = time.monotonic()
     while not (value := found()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
+        waited_s = time.monotonic() - started
+        assert waited_s < patience_s(within_s), "it never happened"
+        time.sleep(min(0.2, 0.02 + waited_s / 50))
     return value
 
 
@@ -60,9 +63,9 @@ def free_port() -> int:
 
 def gone(pids: dict[int, str]) -> float:
     """The seconds until none of these processes lives any more. Fails, naming who does, when the time is over."""
-    started, within_s = time.monotonic(), patience_s()
+    started = time.monotonic()
     while left := [words for pid, words in pids.items() if alive(pid)]:
-        assert time.monotonic() - started < within_s, left
+        assert time.monotonic() - started < patience_s(), left
         time.sleep(0.05)
     return time.monotonic() - started
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -30,7 +30,7 @@ from clinrl.signing import approval
 from clinrl.signing.keys import keyring, signer
 from flows import credentials, runs, servers
 from flows import serve as serving
-from processes import free_port, is_free
+from processes import eventually, free_port, is_free
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,15 +42,6 @@ class Served(NamedTuple):
     mlflow: str
     process: "subprocess.Popen[str]"
     kept: credentials.Credentials
-
-
-def eventually(what: str, found: Callable[[], Any], within_s: float = 300) -> Any:
-    """What `found` returns once that is true."""
-    deadline = time.monotonic() + within_s
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"{what} never happened"
-        time.sleep(0.2)
-    return value
 
 
 def serve(*words: str) -> "subprocess.Popen[str]":
@@ -134,7 +125,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         def deployment() -> Any:
             return next((found for found in client.read_deployments() if found.name == "esi"), None)
 
-        retraining = eventually("the deployment", deployment)
+        retraining: Any = eventually(deployment, 300)
         assert [(schedule.schedule.cron, schedule.active) for schedule in retraining.schedules] == [("0 3 * * 1", True)]
         run = client.create_flow_run_from_deployment(retraining.id)
 
@@ -144,8 +135,8 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
             assert not (now.is_final() and now.name != name), now
             return now.name == name
 
-        eventually("the question", lambda: state("Paused"))
-        schema = eventually("the form", lambda: client.read_flow_run_input(run.id, "paused-1-schema"))
+        eventually(lambda: state("Paused"), 300)
+        schema = eventually(lambda: client.read_flow_run_input(run.id, "paused-1-schema"), 300)
         assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
         log = Path(".clinrl/clones/retrain-esi-1") / paths.audit_log()
         decision = next(line.body for line in reversed(audit_log.read(log, keyring())) if line.kind == "decision")
@@ -156,8 +147,8 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         assert client.read_global_concurrency_limit_by_name("retrain-esi").active_slots == 1
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
         resume_flow_run(run.id, run_input=said)
-        eventually("the end", lambda: state("Completed"))
-        eventually("the end of the one that waited", lambda: client.read_flow_run(second.id).state.is_final())
+        eventually(lambda: state("Completed"), 300)
+        eventually(lambda: client.read_flow_run(second.id).state.is_final(), 300)
         assert client.read_flow_run(second.id).state.name == "Nothing to do"
         keys = {artifact.key for artifact in client.read_artifacts()}
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
@@ -187,7 +178,7 @@ def test_the_servers_end_with_whoever_started_them(project: Path) -> None:
     assert taken.returncode == 1
     process.kill()
     process.communicate()
-    eventually("their end", lambda: all(is_free(port) for port in ports), within_s=30)
+    eventually(lambda: all(is_free(port) for port in ports), 30)
 
 
 def test_no_server_to_serve_is_said(project: Path) -> None:

@@ -21,6 +21,7 @@ from clinrl.signing import dsse
 from clinrl.signing.keys import OURS, keyring
 from forks import dvc
 from intoto import validated
+from processes import alive
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,12 +103,6 @@ def run(*command: str, where: Path) -> None:
 def worktrees(project: Path) -> int:
     listed = subprocess.run(["git", "worktree", "list"], cwd=project, capture_output=True, text=True, check=True)
     return len(listed.stdout.splitlines())
-
-
-def running(pid: int) -> bool:
-    """Whether a process exists and is not just waiting for whoever adopted it to take notice of its end."""
-    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return bool(listed.stdout.strip()) and not listed.stdout.strip().startswith("Z")
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +288,7 @@ def test_an_interrupt_ends_the_rebuild_and_leaves_nothing(project: Path, tmp_pat
         time.sleep(0.05)
     child.send_signal(number)
     assert child.wait(300) != 0
-    assert not running(int(started.read_text()))
+    assert not alive(int(started.read_text()))
     assert list(tmp_path.glob("clinrl-verify-*")) == []
     assert worktrees(project) == 1
 

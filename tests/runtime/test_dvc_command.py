@@ -146,6 +146,16 @@ def test_a_pipeline_ends_in_the_same_lock(tmp_path: Path) -> None:
     assert b"say@two" in locks[0]
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository in which DVC was begun. Only copy it."""
+    folder = tmp_path_factory.mktemp("begun")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    env = of_its_own(tmp_path_factory.mktemp("of"))
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], cwd=folder, env=env, check=True)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -156,14 +166,13 @@ def test_a_pipeline_ends_in_the_same_lock(tmp_path: Path) -> None:
     ],
 )
 def test_what_leads_out_of_a_folder_or_of_the_cache_is_not_pulled(
-    changed: dict[str, str], says: str, tmp_path: Path
+    changed: dict[str, str], says: str, begun: Path, tmp_path: Path
 ) -> None:
     """Whoever can write to the remote and to dvc.lock chooses both, and DVC joins them to paths as they are."""
     project, remote = tmp_path / "project", tmp_path / "remote"
     env = of_its_own(tmp_path)
-    subprocess.run(["git", "init", "-q", str(project)], check=True)
-    for words in (["init", "-q"], ["remote", "add", "-q", "-d", "store", str(remote)]):
-        subprocess.run([sys.executable, "-m", "dvc", *words], cwd=project, env=env, check=True)
+    shutil.copytree(begun, project)
+    (project / ".dvc/config").write_text(f"[core]\n    remote = store\n['remote \"store\"']\n    url = {remote}\n")
 
     def stored(content: bytes, end: str = "") -> str:
         digest = hashlib.md5(content).hexdigest() + end
@@ -188,11 +197,12 @@ def test_what_leads_out_of_a_folder_or_of_the_cache_is_not_pulled(
 
 
 @pytest.mark.parametrize("words", [("repro", "--no-run-cache", "--single-item", "make"), ("pull", "make"), ("status",)])
-def test_a_digest_that_leads_out_of_the_cache_removes_and_reads_nothing(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_digest_that_leads_out_of_the_cache_removes_and_reads_nothing(
+    words: tuple[str, ...], begun: Path, tmp_path: Path
+) -> None:
     """DVC removes from its cache what has another digest than its name says."""
     env = of_its_own(tmp_path)
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], cwd=tmp_path, env=env, check=True)
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
     (tmp_path / "dvc.yaml").write_text("stages: {make: {cmd: echo made > made.txt, outs: [made.txt]}}\n")
     outs = "    outs:\n    - path: made.txt\n      hash: md5\n      md5: ../../../../.git/config\n      size: 8\n"
     (tmp_path / "dvc.lock").write_text(f"{HEAD}  make:\n    cmd: echo made > made.txt\n{outs}")

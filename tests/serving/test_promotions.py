@@ -22,7 +22,8 @@ from champions import ADA
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release import decisions, promotion
-from processes import patience_s
+from clinrl.tracking.mlflow_store import connect
+from processes import eventually, patience_s
 
 ROOT = Path(__file__).parents[2]
 CHAMPION = "esi@champion"
@@ -94,11 +95,22 @@ def test_twenty_promotions_and_rollbacks_lose_no_request(released: Any) -> None:
 def test_a_name_that_was_moved_by_hand_is_not_followed(released: Any) -> None:
     with command() as (_, url), openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         versions.point("esi", "champion", versions.find("esi", "v2"))
-        while "v2 is the champion of esi by name only" not in Path("serve.log").read_text():
-            time.sleep(0.1)
-        said = client.chat.completions.create(model=CHAMPION, messages=prompts(1)[0], max_tokens=1)
-    assert said.model == "v1"
-    assert "; v1 goes on" in Path("serve.log").read_text()
+        said = "v2 is esi@champion in the registry, and not in data/reports/decisions.jsonl"
+        eventually(lambda: said in Path("serve.log").read_text(), 60)
+        answer = client.chat.completions.create(model=CHAMPION, messages=prompts(1)[0], max_tokens=1)
+    assert answer.model == "v1"
+
+
+def test_what_gets_a_name_after_the_start_is_served(released: Any) -> None:
+    with connect() as client:
+        client.delete_registered_model_alias("esi", "champion")
+    with command() as (_, url):
+        asked = [httpx.get(url.replace("/v1", path), timeout=60) for path in ("/health", "/health/live")]
+        assert [one.status_code for one in asked] == [503, 200]
+        said = "clinrl: nothing is served yet: esi has neither a champion nor a candidate; `clinrl versions esi` lists"
+        assert said in Path("serve.log").read_text()
+        versions.point("esi", "champion", versions.find("esi", "v1"))
+        eventually(lambda: httpx.get(url.replace("/v1", "/health"), timeout=60).status_code == 200, 60)
 
 
 def test_it_answers_to_the_names_that_it_was_given(released: Any) -> None:
@@ -118,8 +130,7 @@ def test_a_signal_lets_running_requests_end_and_the_command_ends_with_0(released
             pool.submit(httpx.post, f"{url}/chat/completions", json=long | {"seed": seed}, timeout=120)
             for seed in range(6)
         ]
-        while httpx.get(url.replace("/v1", "/health")).status_code != 200:
-            time.sleep(0.01)
+        eventually(lambda: httpx.get(url.replace("/v1", "/health"), timeout=60).status_code == 200)
         time.sleep(1)
         os.kill(process.pid, signal.SIGTERM)
         refused = 0

@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from clinrl.config.params import Params
 from clinrl.errors import SignatureError
 from clinrl.signing import keys
+from processes import eventually
 from valid_params import VALID
 
 DATA = b"what is signed"
@@ -243,8 +243,7 @@ def agent(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.skip("needs ssh-agent")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(checkout / "agent"))
     with subprocess.Popen(["ssh-agent", "-D", "-a", checkout / "agent"], stdout=subprocess.DEVNULL) as process:
-        while not (checkout / "agent").exists():
-            time.sleep(0.01)
+        eventually((checkout / "agent").exists)
         yield
         process.terminate()
 

@@ -32,7 +32,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
 from clinrl.training import callback, launch, reward_fn, trl
 from clinrl.training.rows import read_rows
-from processes import alive, eventually
+from processes import alive, eventually, gone
 
 TRAIN = """
 import sys
@@ -217,10 +217,7 @@ def test_a_killed_run_takes_its_worker_along_and_continues_to_the_same_bytes(tra
     worker = int(Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()[0])
     killed.kill()
     killed.communicate()
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline, "the worker outlived its parent"
-        time.sleep(0.01)
+    gone({worker: "the worker outlived its parent"})
     assert not paths.adapter("v2").exists()
     assert "trains from step 2 to 4" in finish(begin("v2", hash_seed=3))
     assert dolls.files(paths.adapter("v2")) == untouched
@@ -348,7 +345,7 @@ def test_the_spec_names_everything_that_decides_and_nothing_else(project):
     assert launch.resolve(PARAMS, "v1") == (spec, rows)
     assert not {"view", "oracles"} & (spec.keys() | launch.resolve(PARAMS, "v3")[0].keys())
     assert len(rows) == 16
-    assert any(row["omit"] for row in rows) or not any(row["omit"] for row in rows if "severe_pain" not in spec["omit"])
+    assert any(row["omit"] for row in rows)
     assert "checkpoint_every" not in spec["trainer"]
     assert {"kernels", "threads", "versions"} <= set(spec["environment"])
     assert {"torch", "transformers", "trl", "peft"} <= set(spec["environment"]["versions"])

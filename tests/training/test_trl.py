@@ -105,20 +105,13 @@ def test_the_learning_rate_rises_for_a_tenth_and_falls_along_a_cosine(project: P
     assert [line["learning_rate"] for line in linear] == pytest.approx([peak * (1 - s / STEPS) for s in range(STEPS)])
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"weight_decay": 0.1}, {"max_grad_norm": 0.1}, {"adam_beta2": 0.9}],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_a_setting_of_the_optimiser_changes_the_weights(
-    project: Path, settings: list[Any], changed: dict[str, float]
-) -> None:
+def test_a_setting_of_the_optimiser_changes_the_weights(project: Path, settings: list[Any]) -> None:
     plain, _ = train(recipes(steps=3), "v1")
-    other, _ = train(recipes(steps=3, **changed), "v1")
-    ((name, value),) = changed.items()
-    assert getattr(settings[-1], name) == value != getattr(settings[0], name)
-    assert differ(plain, other)
-    assert read_manifest(paths.adapter("v1")).spec["trainer"][name] == value
+    for name, value in {"weight_decay": 0.1, "max_grad_norm": 0.1, "adam_beta2": 0.9}.items():
+        other, _ = train(recipes(steps=3, **{name: value}), "v1")
+        assert getattr(settings[-1], name) == value != getattr(settings[0], name)
+        assert differ(plain, other), name
+        assert read_manifest(paths.adapter("v1")).spec["trainer"][name] == value
 
 
 def test_bnpo_divides_by_the_tokens_of_the_micro_batch(project: Path, settings: list[Any]) -> None:

@@ -5,7 +5,7 @@ after another took its name.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +27,8 @@ from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
 T = TypeVar("T")
 WINDOW_S = 0.005
 """How long the first of several requests waits for others, to be answered together."""
+FAILURES = 5
+"""Batches of a version in a row that fail until this process counts as broken, as after an error of CUDA that stays."""
 
 
 class Dropped(Exception):
@@ -65,13 +67,35 @@ class Local:
         self._bases: dict[tuple[str, bool], tuple[Any, Any]] = {}
         """By digest, and whether in four bits."""
         self._samplers: dict[str, Sampler] = {}
+        self._failures = Counter[str]()
+        """Batches that failed since the last answer of any version, by digest."""
         self._todo: deque[Job | Callable[[], None]] = deque()
         self._changed = Condition()
         Thread(target=self._work, name="models", daemon=True).start()
 
     def open(self, served: Served, folder: Path) -> Sampler:
-        """Make a version ready, of a checked folder that stays. Its sampler says how prompts are spelt."""
-        return self._between(lambda: self._open(served, folder))
+        """Make a version ready, of a checked folder that stays. Its sampler says how prompts are spelt.
+
+        Weights are read here while other versions answer, since that may take a minute and draws no random number. An
+        adapter is put on its base between two batches: PEFT draws for that, and the base may be one that answers.
+        """
+        if served.form == "merged":
+            sampler = Sampler(*bases.open_base(folder / MERGED, for_training=False), scale=self._scale)
+            return self._between(lambda: self._keep(served.digest, sampler))
+        spec = verified(folder / ADAPTER).spec
+        qlora = bool(spec.get("qlora", False))  # as in its exam
+        base = served.base_digest, qlora
+        model, tokenizer = self._bases.get(base) or bases.open_base(folder / BASE, for_training=False, qlora=qlora)
+
+        def adapt() -> Sampler:
+            with memory.place("loading an adapter", memory.larger(self._scale)):
+                adapted = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
+            self._bases[base] = adapted, tokenizer  # a base is not kept that an adapter has failed to get on
+            is_shared = spec.get("trainer", {}).get("generation_path") == SHARED  # as in its exam
+            sampler = Sampler(adapted, tokenizer, shared=is_shared, scale=self._scale, place="an answer")
+            return self._keep(served.digest, sampler)
+
+        return self._between(adapt)
 
     def close(self, digest: str) -> None:
         """Let a version go that nobody asks any more."""
@@ -84,6 +108,10 @@ class Local:
     def room(self, sampler: Sampler) -> int | None:
         """Tokens that prompt and completion may have together; None: any number."""
         return window(sampler.model)
+
+    def is_failing(self, digest: str) -> bool:
+        """Whether nothing but failures came of the last FAILURES batches of a version, and no other has answered."""
+        return self._failures[digest] >= FAILURES
 
     def _add(self, what: Job | Callable[[], None]) -> None:
         with self._changed:
@@ -103,24 +131,13 @@ class Local:
         self._add(run)
         return done.result()
 
-    def _open(self, served: Served, folder: Path) -> Sampler:
-        if served.form == "merged":
-            sampler = Sampler(*bases.open_base(folder / MERGED, for_training=False), scale=self._scale)
-        else:
-            manifest = verified(folder / ADAPTER)
-            qlora = bool(manifest.spec.get("qlora", False))  # as in its exam
-            base = served.base_digest, qlora
-            model, tokenizer = self._bases.get(base) or bases.open_base(folder / BASE, for_training=False, qlora=qlora)
-            with memory.place("loading an adapter", memory.larger(self._scale)):
-                model = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
-            self._bases[base] = model, tokenizer  # a base is not kept that an adapter has failed to get on
-            is_shared = manifest.spec.get("trainer", {}).get("generation_path") == SHARED  # as in its exam
-            sampler = Sampler(model, tokenizer, shared=is_shared, scale=self._scale, place="an answer")
-        self._samplers[served.digest] = sampler
+    def _keep(self, digest: str, sampler: Sampler) -> Sampler:
+        self._samplers[digest] = sampler
         return sampler
 
     def _close(self, digest: str) -> None:
         model = self._samplers.pop(digest).model
+        del self._failures[digest]
         others = [name for name in getattr(model, "peft_config", ()) if name != digest]
         if others:  # the last adapter goes with its base
             model.set_adapter(others[0])
@@ -168,11 +185,13 @@ class Local:
                 budget=max(job.budget for job in jobs),
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001  whoever asked is told, and the others are served
+            self._failures[first.digest] += not isinstance(error, Dropped)
             for job in jobs:
                 job.tell(error)
             return
         finally:
             sampler.watch = ()  # what was asked is not kept
+        self._failures.clear()
         for job, one in zip(jobs, written, strict=True):
             job.tell(one if one.tokens <= job.budget else sampler.cut(one, job.budget))
 
@@ -233,6 +252,10 @@ class Remote:
     def room(self, sampler: Sampler) -> int | None:
         assert isinstance(sampler, engine.Engine)
         return min(filter(None, (sampler.window, sampler.client.max_length)))
+
+    def is_failing(self, _: str) -> bool:
+        """Never: a server that is away is asked again, and starting this process anew would not bring it back."""
+        return False
 
     def _write(self, job: Job) -> None:
         if job.is_dropped:

@@ -78,6 +78,7 @@ class Live:
         self._wait: dict[str, float] = {}
         """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
         self.names: Mapping[str, Version] = {}
+        """The champion's first, if there is one."""
 
     def renew(self) -> None:
         """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
@@ -95,17 +96,17 @@ class Live:
             except (Refused, OSError) as error:
                 kept = f"; {self._held[alias].served.name} goes on" if alias in self._held else ""
                 self._say(alias, f"{self._model}@{alias} is not renewed: {error}{kept}")
-        by_alias = {f"{self._model}@{alias}": version for alias, version in self._held.items()}
-        self.names = by_alias | {version.served.name: version for version in reversed(self._held.values())}
+        held = {alias: self._held[alias] for alias in ALIASES if alias in self._held}
+        by_alias = {f"{self._model}@{alias}": version for alias, version in held.items()}
+        self.names = by_alias | {version.served.name: version for version in reversed(held.values())}
         self._let_go()
 
-    def check(self) -> None:
-        """Raise RegistryError if nothing can be asked."""
-        if not self.names:
-            why = next(iter(self._reported.values()), f"{self._model} has neither a champion nor a candidate")
-            raise RegistryError(
-                f"there is nothing to serve: {why}; `clinrl versions {self._model}` lists what there is"
-            )
+    def lack(self) -> str | None:
+        """Why nothing can be asked; None: something can."""
+        if self.names:
+            return None
+        why = next(iter(self._reported.values()), f"{self._model} has neither a champion nor a candidate")
+        return f"nothing is served yet: {why}; `clinrl versions {self._model}` lists what there is"
 
     def end(self) -> None:
         """Remove the private copies."""

@@ -73,6 +73,7 @@ class Service:
             Route("/v1/models", self._models),
             Route("/v1/models/{name}", self._model),
             Route("/health", self._health),
+            Route("/health/live", self._alive),
         ]
         self._app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Refusal: _refused})
 
@@ -115,8 +116,15 @@ class Service:
                     print(f"clinrl: chat {status or 'dropped'} {says} s={took}", file=sys.stderr, flush=True)
 
     async def _health(self, _: Request) -> Response:
-        status = "draining" if self.is_draining else "ok"
-        return JSONResponse({"status": status}, 503 if self.is_draining else 200)
+        """Whether to send requests here."""
+        status = "draining" if self.is_draining else "ok" if self._live.names else "nothing is served"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+    async def _alive(self, _: Request) -> Response:
+        """Whether to leave this process running. By the first name, the champion's: no candidate may end it."""
+        first = next(iter(self._live.names.values()), None)
+        is_failing = first is not None and self._backend.is_failing(first.served.digest)
+        return JSONResponse({"status": "failing" if is_failing else "ok"}, 503 if is_failing else 200)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_card(*one) for one in self._live.names.items()]})
@@ -128,7 +136,7 @@ class Service:
     def _version(self, name: str) -> Version:
         version = self._live.names.get(name)
         if version is None:
-            says = f"there is no such model; there are {', '.join(self._live.names)}"
+            says = f"there is no such model; there are {', '.join(self._live.names) or 'none'}"
             raise Refusal(404, says, param="model", code="model_not_found")
         return version
 
@@ -275,10 +283,11 @@ def stage(
     tokens: int, timeout: int, shadow: float, source: "Path",
 ) -> None:  # fmt: skip
     """Serve until a signal comes; the first line of the output is the address. Port 0: any free one. `known_as`: other
-    names by which clients reach the server. `source`: params.yaml, which is read again when it changes.
+    names by which clients reach the server. `source`: params.yaml, which is read again when it changes. Where nothing
+    can be served yet, why is printed, and what comes is served.
 
     Raises Refused for another host without a token, for a task that is played with tools, and if the address cannot be
-    had, RegistryError if there is nothing to serve.
+    had.
     """
     token = _token(host)
     task = get_task(name.removesuffix("-merged"))
@@ -293,7 +302,8 @@ def stage(
         watch, stopping = Watch(params, name, live, backend, shadow, source=source), threading.Event()
         try:
             live.renew()
-            live.check()
+            if lack := live.lack():
+                print(f"clinrl: {lack}", file=sys.stderr, flush=True)
             service = Service(live, backend, bounds, watch)
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
