@@ -14,6 +14,8 @@ from clinrl.evaluation.answers import decoding
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/published.md").read_text(encoding="utf-8")
 PARAMS = load_params(ROOT / "params.yaml").model_copy(update={"scale": "full"})
+HOW = {"checkpoint_every", "on_alarm", "loss_path", "generation_path", "held_out", "vllm", "turn_tokens"}
+"""Settings of a trainer that no publication could state: how this project runs it, and checks it on the way."""
 ARMS = {
     "esi": [
         "esi-distilled",
@@ -23,12 +25,10 @@ ARMS = {
         "esi-clipped-2",
         "esi-fifth-rule-aware",
     ],
-    "imaging": [*PARAMS.bases["imaging"].full.recipes],
+    "imaging": [name for name, own in PARAMS.bases["imaging"].full.recipes.items() if own.keys() - HOW],
     "audit": ["audit-published"],
 }
 """Task to the recipes of its published arms and of the controls beside them."""
-HOW = {"checkpoint_every", "on_alarm", "loss_path", "generation_path", "held_out", "vllm", "turn_tokens"}
-"""Settings of a trainer that no publication could state: how this project runs it, and checks it on the way."""
 
 
 def test_the_arms_are_all_that_are_called_published_or_have_published_numbers() -> None:
