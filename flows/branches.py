@@ -56,21 +56,7 @@ def hand_over_rest(to: str, message: str, only: Collection[str]) -> None:
 
 def offers(to: str) -> bool:
     """Whether the origin has a branch."""
-    return bool(held([to]))
-
-
-def held(some: Collection[str]) -> list[str]:
-    """Which of these branches the origin has, by their full names."""
-    listed = git("ls-remote", "origin", *(f"refs/heads/{name}" for name in some)) if some else ""
-    return [line.split("\t")[1] for line in listed.splitlines()]
-
-
-def continues(of: str, commit: str) -> bool:
-    """Whether the origin's branch `of` goes on from a commit."""
-    if not offers(of):
-        return False
-    git("fetch", "--quiet", "origin", f"refs/heads/{of}")
-    return git("rev-parse", "FETCH_HEAD") != commit == git("merge-base", commit, "FETCH_HEAD")
+    return bool(git("ls-remote", "--heads", "origin", f"refs/heads/{to}"))
 
 
 def go_on(of: str, may_change: Collection[str]) -> None:

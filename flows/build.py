@@ -43,22 +43,17 @@ def build(what: str) -> State[None]:
     """Have workers make the versions of a task, of a comparison, or one version; gather them in a clone; register them.
 
     What was made is the branch `built/{what}` of the origin, in the order of params.yaml, whoever was first. A version
-    that fails stops its descendants alone. Once all are registered, the branches of workers are deleted that they came
-    by: until then the same command goes on with them.
+    that fails stops its descendants alone.
     """
     runs.begin()
     lost_workers.watch()
-    to, failed, says, taken = f"{branches.BUILT}/{what}", dict[str, str](), list[str](), list[str]()
-    takes_over = f"`git fetch && git merge origin/{to}` takes them over"
+    to, failed, says = f"{branches.BUILT}/{what}", dict[str, str](), list[str]()
     head = clone.head()
     clone.share(load_params().scale)
     with clone.at(head, "build"):
         params, made, registered = load_params(), list[str](), 0
-        stages, wanted = outputs(params), generations(params, what)
-        # Of a build that was cut short the workers' branches are there still.
-        if branches.continues(to, head) and not branches.held([branches.branch(head, n) for ns in wanted for n in ns]):
-            return Completed(message=f"nothing to do: all of {what} is built and registered; {takes_over}")
-        for names in wanted:
+        stages = outputs(params)
+        for names in generations(params, what):
             for name in names:
                 if params.versions[name].parent in failed:
                     failed[name] = f"its parent {params.versions[name].parent} was not made"
@@ -73,19 +68,16 @@ def build(what: str) -> State[None]:
                     failed[name] = reason
                     continue
                 made.append(name)
-                taken.append(branches.branch(commit, name))
                 try:
                     steps.register(name)
                     pages.show_exam(params, name)
                     registered += 1
                 except Refused as error:  # those that come of it need its files, and no entry
                     says.append(f"{name} is not registered: {error}")
-        if not says and not failed:
-            delete(taken)
     says += [f"{name} is not built: {reason}" for name, reason in failed.items()]
     done = f"{len(made)} versions are built and {registered} registered"
     if made:
-        done += f"; {takes_over}"
+        done += f"; `git fetch && git merge origin/{to}` takes them over"
     if says:
         raise Refused("; ".join([done, *says]))
     return Completed(message=done)
@@ -105,15 +97,6 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
     except Refused:
         clone.git("reset", "--quiet", "--hard", before)
         raise
-
-
-def delete(taken: list[str]) -> None:
-    """Delete the workers' branches that were taken over; if the origin does not let them go, say so."""
-    try:
-        if held := branches.held(taken):
-            clone.git("push", "--quiet", "origin", "--delete", *held)
-    except Refused as error:
-        get_run_logger().warning("branches of workers stay at the origin: %s", error)
 
 
 def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:

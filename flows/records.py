@@ -4,6 +4,7 @@ A clone reads those of its checkout, through links. A worker on a machine withou
 them.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from clinrl.config.params import Params
@@ -25,22 +26,28 @@ def link(params: Params, checkout: Path) -> None:
 
     Records at an absolute path need no link. Those at a path that leads out of the project get none.
     """
-    wanted = sorted({place for name in params.imports for place in places(params, name)})
-    inside = [place for place in wanted if not place.is_absolute() and ".." not in place.parts]
-    tracked = clone.git("ls-files", "-z", "--", *map(str, inside)) if inside else ""
-    linked = list[Path]()
-    for place in inside:
-        if any(above.is_symlink() for above in place.parents) or str(place) in tracked.split("\0"):
-            continue  # it comes with the folder that it is in, or with git
-        if place.is_symlink():  # to a checkout that has moved, perhaps
-            place.unlink()
-        if (checkout / place).exists() and not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(checkout / place)
-            linked.append(place)
     prefix, folder = clone.git("rev-parse", "--show-prefix"), Path(clone.git("rev-parse", "--git-dir"))
-    (folder / EXCLUDE).parent.mkdir(exist_ok=True)
-    (folder / EXCLUDE).write_text("".join(f"/{prefix}{place}\n" for place in linked), encoding="utf-8")
+    exclude = folder / EXCLUDE
+    for line in exclude.read_text(encoding="utf-8").splitlines() if exclude.exists() else ():
+        if (former := Path(line.removeprefix(f"/{prefix}"))).is_symlink() and not former.is_absolute():
+            former.unlink()  # to what is imported no more, or to a checkout that has moved
+    wanted = {place for name in params.imports for place in places(params, name)}
+    inside = sorted(place for place in wanted if not place.is_absolute() and ".." not in place.parts)
+    linked = [made for place in inside for made in _linked(place, checkout)]
+    exclude.parent.mkdir(exist_ok=True)
+    exclude.write_text("".join(f"/{prefix}{place}\n" for place in linked), encoding="utf-8")
+
+
+def _linked(place: Path, checkout: Path) -> Iterator[Path]:
+    """Link what the checkout has and this clone lacks, in a folder of which git has a part entry by entry."""
+    source = checkout / place
+    if place.is_dir() and not place.is_symlink() and source.is_dir():
+        for entry in sorted(source.iterdir()):
+            yield from _linked(place / entry.name, checkout)
+    elif source.exists() and not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(source)
+        yield place
 
 
 def check(params: Params, name: str) -> None:

@@ -59,6 +59,7 @@ async def poll(served: Iterable[Any]) -> None:
         await runner.aadd_deployment(deployment)
     async with runner:
         poller = runner._scheduled_run_poller
+        submitting = poller._submitting_flow_run_ids  # fails now, and not after hours, where Prefect has it no more
         while True:
             try:
                 await poller._get_and_submit_flow_runs()
@@ -69,7 +70,7 @@ async def poll(served: Iterable[Any]) -> None:
                     print(AWAY, file=sys.stderr)
                 was_away = True
             else:
-                if was_away and not poller._submitting_flow_run_ids:  # until their processes end
+                if was_away and not submitting:  # until their processes end
                     return
             await asyncio.sleep(runner.query_seconds)
 

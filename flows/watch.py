@@ -45,12 +45,17 @@ def champion_of(params: Params, task: str) -> Entry | None:
     return versions.by_digest(task, recorded) or versions.holder(task, versions.CHAMPION)
 
 
+DAYS = 3
+"""Days on which drift of a version is sent: where another machine retrains, nothing on this one says that it began."""
+SENT = "{} sent on day {}"
+
+
 @flow(flow_run_name="watch-{task}")
 def watch(task: str) -> State[None]:
     """Look at the counts of a task's champion, and send an event for each kind of alarm that nothing has followed yet.
 
-    Harm is sent at each look until a rollback has followed, drift once a day until a retraining has begun: an event may
-    be lost.
+    Harm is sent at each look until a rollback has followed, drift on `DAYS` days until a retraining has begun: an event
+    may be lost.
     """
     runs.begin()
     params = load_params()
@@ -65,12 +70,13 @@ def watch(task: str) -> State[None]:
         get_run_logger().warning("alarm: %s of %s", kind, champion.name)
         if os.environ.get(servers.PRIVATE):  # where nothing acts on an event
             continue
-        sent = f"{kind} sent on day {store.today()}"
-        if kind == DRIFT and was_acted_on(champion, sent):
+        today = store.today()
+        sent = [day for day in range(today - DAYS, today + 1) if was_acted_on(champion, SENT.format(kind, day))]
+        if kind == DRIFT and today in sent:
             continue
         emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
         if kind == DRIFT:
-            note(params, champion, sent)
+            note(params, champion, DRIFT if len(sent) + 1 == DAYS else SENT.format(kind, today))
     unseen = f"; drift was not looked at: {found.unseen}" if found.unseen else ""
     return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm{unseen}")
 

@@ -14,8 +14,8 @@ WITHIN_S = 5.0
 
 
 def patience_s(within_s: float = WITHIN_S) -> float:
-    """So many seconds on an idle machine; where processes queue for a processor, as much longer as the queue is."""
-    return within_s * max(1.0, os.getloadavg()[0] / processors())
+    """So many seconds on an idle machine; where processes queue for a processor, as much longer, to ten times."""
+    return within_s * min(max(1.0, os.getloadavg()[0] / processors()), 10.0)
 
 
 def alive(pid: int) -> bool:

@@ -28,6 +28,13 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/tutorials/add-a-task.md").read_text(encoding="utf-8")
 
 
+FEW = """
+import hypothesis
+hypothesis.settings.register_profile("few", deadline=None, max_examples=10)
+hypothesis.settings.load_profile("few")
+"""
+
+
 def block(language: str) -> str:
     """The one block of code in a language."""
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
@@ -68,6 +75,7 @@ def test_the_new_folder_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
     (tmp_path / "src/clinrl/tasks/qsofa/__init__.py").write_text(block("python"), encoding="utf-8")
     contract = shutil.copy(ROOT / "tests/tasks/test_contract.py", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "conftest.py").write_text(FEW)
     env = os.environ | {"PYTHONPATH": f"{tmp_path}/src{os.pathsep}{ROOT}/tests"}
     for words in ([contract, "qsofa"], ["-m", "pytest", "-k", "qsofa", "-p", "no:cacheprovider", contract]):
         done = subprocess.run([sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True)

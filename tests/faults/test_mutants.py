@@ -72,13 +72,13 @@ MUTANTS = {
         "clinrl_loader.py",
         "    except InvalidSignature:\n        return False",
         "    except InvalidSignature:\n        return True",
-        "tests/signing/test_dsse.py::test_nobody_who_is_listed",
+        "tests/signing/test_dsse.py::test_every_change_of_an_envelope_is_found",
     ),
     "a digest": Mutant(
         "clinrl/artifacts.py",
         "if sha256_file(path) != expected:",
         "if not sha256_file(path):",
-        "tests/data/test_dataset.py::test_an_edited_file_is_refused_even_if_every_row_parses",
+        "tests/models/test_bases.py::test_an_altered_base_is_refused",
     ),
     "a pool": Mutant(
         "clinrl/tasks/esi/cases.py",

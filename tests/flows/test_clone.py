@@ -189,23 +189,6 @@ def test_a_version_whose_files_lead_elsewhere_is_not_gathered(checkout: Path, tm
         assert not branches.offers("built/all")
 
 
-def test_the_branches_that_were_taken_over_are_deleted_and_no_others(checkout: Path) -> None:
-    commit = clone.head()
-    for name in ("v1", "v2"):
-        made(commit, name, lambda name=name: trained(name))
-    other = branches.branch("b" * 40, "v1")
-    git("push", "-q", "origin", f"HEAD:refs/heads/{other}")
-    first, second, none = (branches.branch(commit, name) for name in ("v1", "v2", "v3"))
-    with clone.at(commit, "build"):
-        assert not branches.continues("built/all", commit)
-        branches.take_in(first, may_write("v1"), "v1")
-        branches.hand_over("built/all", "v1")
-        build.delete([first, none])
-        assert [branches.offers(name) for name in (first, second, other)] == [False, True, True]
-        assert branches.continues("built/all", commit)
-        assert not branches.continues(second, git("rev-parse", "HEAD"))
-
-
 def claimed(path: str) -> None:
     """A stage that was asked for, and a path that it does not write, which its entry says that it does."""
     text = Path("dvc.lock").read_text() + entry("train@v1", "cc") + f"    - path: {path}\n      md5: dd\n"

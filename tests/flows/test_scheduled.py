@@ -172,6 +172,8 @@ def test_records_that_git_ignores_are_read_where_they_are_or_the_run_is_refused(
             ran = steps.bring_up_to_date(["import@ward", "validate-import@ward"])
             assert steps.bring_up_to_date(ran) == []
             assert not [line for line in git("status", "--porcelain").splitlines() if "sources" in line]
+            records.link(load_params().model_copy(update={"imports": {}}), project)
+            assert not RECORDS.is_symlink(), "a link to what is imported no more would be committed"
             return ran
 
     assert imported() == ["import@ward", "validate-import@ward"]

@@ -135,6 +135,23 @@ def test_drift_is_sent_once_a_day_until_a_retraining_has_begun(
     assert sent == [("clinrl.drift", "clinrl.served.esi")] * 2
 
 
+def test_drift_that_no_retraining_answers_is_sent_on_three_days(
+    released: None, prefect: None, sent: Any, monkeypatch: Any
+) -> None:
+    """As where another machine retrains, which does not know the counts of this one."""
+    from flows.watch import DAYS, watch
+
+    entry, day = versions.find("esi", "v1"), store.today()
+    reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
+    strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
+    store.add("esi", entry.digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    for days in range(DAYS + 2):
+        monkeypatch.setattr(store, "today", lambda day=day + days: day)
+        run(watch)
+    assert len(sent) == DAYS == 3
+    assert was_acted_on(entry, DRIFT)
+
+
 def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released: None, prefect: None) -> None:
     from flows.watch import rollback
 

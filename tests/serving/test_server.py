@@ -185,6 +185,17 @@ def test_where_no_version_has_a_name_no_request_is_sent_and_nothing_is_started_a
         assert health(one)["/health"] == (200, "ok")
 
 
+def test_a_candidate_that_fails_beside_a_sound_champion_ends_nothing(released: Any) -> None:
+    versions.point("esi", "candidate", versions.find("esi", "v2"))
+    with running(released) as one:
+        assert {"esi@champion", CANDIDATE} <= {*one.live.names}
+        with held(one, RuntimeError("CUDA error: an illegal memory access was encountered")) as (_, going):
+            going.set()
+            asked = [httpx.post(f"{one.url}/chat/completions", json=body()) for _ in range(backends.FAILURES)]
+        assert {answer.status_code for answer in asked} == {500}
+        assert health(one)["/health/live"] == (200, "ok")
+
+
 def test_a_process_that_fails_again_and_again_is_to_be_started_anew_and_an_answer_clears_it(served: Running) -> None:
     def ask() -> int:
         return httpx.post(f"{served.url}/chat/completions", json=body(max_tokens=1), timeout=60).status_code

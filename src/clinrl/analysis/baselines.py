@@ -1,7 +1,7 @@
 """The rows that any trained model has to beat: constants, guesses, and a bag of words that learned from gold labels.
 
-The bag of words sees the same user turn as the model and the gold labels of the same training cases. If it does as
-well as the model, the exam can be passed without reading.
+The bag of words sees the same user turn as the model, and the gold labels of the training cases that it is given. If it
+does as well as the model, the exam can be passed without reading.
 """
 
 import math

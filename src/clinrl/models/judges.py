@@ -210,7 +210,8 @@ def _read_log(log: Path, *, is_own: bool) -> dict[tuple[str, str], str]:
             whole += len(line)
             with suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
-                found[entry["model"], entry["ask"]] = entry["reply"]
+                if entry["model"] != "encoder" and isinstance(entry["reply"], str):
+                    found[entry["model"], entry["ask"]] = entry["reply"]
         if is_own:  # another process may be writing any other
             stream.truncate(whole)
     return found

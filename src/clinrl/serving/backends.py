@@ -76,8 +76,9 @@ class Local:
     def open(self, served: Served, folder: Path) -> Sampler:
         """Make a version ready, of a checked folder that stays. Its sampler says how prompts are spelt.
 
-        Weights are read here while other versions answer, since that may take a minute and draws no random number. An
-        adapter is put on its base between two batches: PEFT draws for that, and the base may be one that answers.
+        Weights are read here while other versions answer, since that may take a minute and draws no random number.
+        torch's default type is another meanwhile, on which no tensor of an answer depends. An adapter is put on its
+        base between two batches: PEFT draws for that, and the base may be one that answers.
         """
         if served.form == "merged":
             sampler = Sampler(*bases.open_base(folder / MERGED, for_training=False), scale=self._scale)
@@ -185,7 +186,8 @@ class Local:
                 budget=max(job.budget for job in jobs),
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001  whoever asked is told, and the others are served
-            self._failures[first.digest] += not isinstance(error, Dropped)
+            # A request that no memory is enough for is refused, and says nothing of this process.
+            self._failures[first.digest] += not isinstance(error, Dropped | Refused)
             for job in jobs:
                 job.tell(error)
             return

@@ -121,7 +121,7 @@ class Service:
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     async def _alive(self, _: Request) -> Response:
-        """Whether to leave this process running. By the first name, the champion's: no candidate may end it."""
+        """Whether to leave this process running: by the champion, so that no candidate beside it may end it."""
         first = next(iter(self._live.names.values()), None)
         is_failing = first is not None and self._backend.is_failing(first.served.digest)
         return JSONResponse({"status": "failing" if is_failing else "ok"}, 503 if is_failing else 200)
