@@ -355,3 +355,12 @@ def test_an_encoder_of_the_hub_is_opened_from_what_was_fetched(tmp_path, monkeyp
     ours = judges._encoder(tmp_path)(["no fracture"])
     monkeypatch.setattr(judges, "encoder_identity", lambda base: {"repo": "owner/name", "commit": "a" * 40})
     assert (judges._encoder(tmp_path)(["no fracture"]) == ours).all()
+
+
+def test_a_log_answers_for_no_encoder_and_an_empty_verdict_is_asked_for_anew(tmp_path):
+    log = tmp_path / "judged.jsonl"
+    lines = [("encoder", "a text"), ("judge", None)]
+    log.write_text("".join(json.dumps({"model": model, "ask": "0", "reply": reply}) + "\n" for model, reply in lines))
+    assert judges._read_log(log, is_own=False) == {}
+    log.write_text(json.dumps({"model": "judge", "ask": "0", "reply": "yes"}) + "\n")
+    assert judges._read_log(log, is_own=False) == {("judge", "0"): "yes"}
