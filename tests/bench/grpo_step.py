@@ -68,7 +68,7 @@ def project(folder: Path, steps: int = STEPS) -> str:
     stripped = {
         "scale": tree["scale"],
         "modes": tree["modes"],
-        "bases": {task: tree["bases"][task]},
+        "bases": {task: tree["bases"][task] | {"full": tree["bases"][task]["full"] | {"recipes": {}}}},
         "datasets": {name: without_file(tree["datasets"][name]) for name in sorted(needed)},
         "profiles": {one["profile"]: tree["profiles"][one["profile"]] for one in blocks.values()} | recipes,
         "versions": {name: without_file(one) for name, one in blocks.items()}
