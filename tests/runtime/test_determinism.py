@@ -174,12 +174,17 @@ def test_a_stage_beside_others_has_its_share_of_the_processors(
         torch.set_num_threads(3)
         determinism.share()
         assert torch.get_num_threads() == 3  # nobody said that others run
+        for is_crowded, found in ((True, 1), (False, 2)):  # by strangers
+            determinism.share(is_crowded=is_crowded)
+            assert torch.get_num_threads() == found
         assert determinism.own_processors() == 0
         with monkeypatch.context() as only:
             only.setattr(determinism, "processors", lambda: 1)
             determinism.share()
             assert torch.get_num_threads() == 1
         monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
+        determinism.share(is_crowded=True)
+        assert torch.get_num_threads() == 1
         determinism.share()
         assert torch.get_num_threads() == threads
         assert determinism.own_processors() == processors // stages

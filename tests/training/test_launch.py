@@ -641,3 +641,14 @@ def test_the_overridden_methods_of_trl_are_what_they_were():
     assert arguments(SFTTrainer.log) == ["self", "logs", "start_time"]
     for method in (GRPOTrainer._generate, GRPOTrainer._tool_call_loop):
         assert "self._tokenizer, ids, prefix=" in inspect.getsource(method)  # whom a turn is read by
+
+
+def test_a_step_that_waited_for_a_processor_is_followed_by_steps_with_one_thread(tmp_path, monkeypatch):
+    watch = callback.Watch(tmp_path, version="v1", steps=20)
+    watch.shares, said = True, []
+    monkeypatch.setattr(callback.determinism, "share", lambda *, is_crowded: said.append(is_crowded))
+    waited = [0.0, 0.5, *[0.0] * 10]
+    monkeypatch.setattr(watch.queue, "share", lambda: waited[len(said)])
+    for step in range(len(waited)):
+        watch.on_step_begin(None, SimpleNamespace(global_step=step), None)
+    assert said == [False, *[True] * callback.CROWDED, *[False] * 3]

@@ -115,16 +115,18 @@ def settle(seed: int, *, shares: bool = True) -> None:
     torch.manual_seed(seed)
 
 
-def share() -> None:
+def share(*, is_crowded: bool | None = None) -> None:
     """Have torch compute with this stage's share of the processors, where others may run beside it; at most THREADS.
 
-    On one processor too, where a second thread makes a step of esi-v43 take a tenth more of it.
+    On one processor too, where a second thread makes a step of esi-v43 take a tenth more of it. With one thread where
+    it `is_crowded` by strangers: two would wait for each other's turn. None: nobody has looked.
 
     Called between steps and between modes, so that a stage takes over what another leaves. Only where results stay the
     same: torch splits sums of 32,768 numbers and more between its threads, and short episodes have none.
     """
-    if own := own_processors():
-        _compute_with(min(THREADS, own))
+    own = own_processors() or (0 if is_crowded is None else THREADS)
+    if own:
+        _compute_with(1 if is_crowded else min(THREADS, own))
 
 
 def own_processors() -> int:

@@ -26,6 +26,8 @@ _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 
 MUCH = 0.2
 """Share of its time that a training waits for a processor, from which on the machine is called overcommitted."""
+CROWDED = 8
+"""Steps that are computed with one thread after one that waited so much: two threads wait for each other's turn."""
 
 KL_AT_START = 1e-6
 """Nats. Before the first update the policy is its own reference, so that any divergence is a wrong reference. In
@@ -66,6 +68,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.has_moved = False
         self.shares = False
         """Whether fewer threads leave the bytes as they are."""
+        self.queue = Queue()
+        self.crowded_until = 0
+        """The step at which two threads are tried again."""
         self.stop_requested = False
         self.saved = 0
         self.began = time.monotonic()
@@ -87,8 +92,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             self.line.start(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.queue.share() >= MUCH:
+            self.crowded_until = state.global_step + CROWDED
         if self.shares:
-            determinism.share()
+            determinism.share(is_crowded=state.global_step < self.crowded_until)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.world.any(self.stop_requested):
