@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl.cli.parser import WIDTH, Parser
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import Refused, exit_code_of
+from clinrl.errors import Refused, with_exit_code
 from clinrl.pipeline.plan import generations
 from clinrl.runtime import child, determinism, dvc_state
 from flows import interpreter, serve, servers
@@ -97,6 +97,7 @@ def parser() -> Parser:
     return top
 
 
+@with_exit_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one flow and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
     top = parser()
@@ -104,17 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments.pop("flow")
     if name == "serve":
         return serve.main(top, arguments)
-
-    def run() -> int:
-        determinism.pin()
-        task = check(arguments)
-        servers.configure()
-        # Stages find their turn by a server's slots. Two that decide would spend one budget twice.
-        is_alone = not servers.is_configured() or name in ("release", "retrain")
-        with at_work(task, f"flows {name} {arguments.get('name', task)}") if is_alone else nullcontext():
-            return _run(name, arguments)
-
-    return exit_code_of(run)
+    determinism.pin()
+    task = check(arguments)
+    servers.configure()
+    # Stages find their turn by a server's slots. Two that decide would spend one budget twice.
+    is_alone = not servers.is_configured() or name in ("release", "retrain")
+    with at_work(task, f"flows {name} {arguments.get('name', task)}") if is_alone else nullcontext():
+        return _run(name, arguments)
 
 
 def check(arguments: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ PAUSE_S = 30.0
 def run() -> None:
     """Poll the configured Prefect server for runs of the deployments, and run them in processes of their own.
 
-    Ends by SIGINT or SIGTERM, and what runs with it. Exits as `flows.serve.main` does.
+    Ends by SIGINT or SIGTERM, and what runs with it. Exits as `flows.__main__.main` does.
     """
     if code := exit_code_of(_sweep):
         sys.exit(code)

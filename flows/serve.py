@@ -15,7 +15,7 @@ from typing import Any
 from clinrl.cli.arguments import port
 from clinrl.cli.parser import Parser
 from clinrl.config.params import Params, load_params
-from clinrl.errors import Refused, exit_code_of
+from clinrl.errors import Refused
 from clinrl.runtime import child, determinism, dvc_state
 from flows import credentials, interpreter, servers
 
@@ -46,31 +46,27 @@ def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
-    """Serve until the process is told to stop, which is 0. `top` exits after misuse."""
+    """Serve until the process is told to stop, which is 0. `top` exits after misuse. Raises Refused for no server."""
     ports = arguments["prefect_port"], arguments["mlflow_port"]
     if ports[0] == ports[1]:
         top.error(f"--prefect-port and --mlflow-port are both {ports[0]}; each needs its own")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-    def serve() -> int:
-        determinism.pin()
-        servers.configure()
-        dvc_state.fence()
-        load_params()
-        interpreter.stages_python()
-        with ExitStack() as stack, suppress(KeyboardInterrupt):
-            if arguments["servers"]:
-                with servers.starting():
-                    _start_servers(stack, *ports)
-            elif not servers.is_configured():
-                raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
-            # In a group of its own, so that its flow runs end with it, whoever is told to stop.
-            runner = child.start([sys.executable, "-c", "from flows import runner; runner.run()"])
-            stack.callback(child.end, runner)
-            return runner.wait()
-        return 0
-
-    return exit_code_of(serve)
+    determinism.pin()
+    servers.configure()
+    dvc_state.fence()
+    load_params()
+    interpreter.stages_python()
+    with ExitStack() as stack, suppress(KeyboardInterrupt):
+        if arguments["servers"]:
+            with servers.starting():
+                _start_servers(stack, *ports)
+        elif not servers.is_configured():
+            raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
+        # In a group of its own, so that its flow runs end with it, whoever is told to stop.
+        runner = child.start([sys.executable, "-c", "from flows import runner; runner.run()"])
+        stack.callback(child.end, runner)
+        return runner.wait()
+    return 0
 
 
 def deployments(params: Params) -> list[Any]:

@@ -79,11 +79,14 @@ def corpora(params: Params, model: Model) -> dict[str, Iterable[Case]]:
     own = dict.fromkeys(params.versions[part].data for part in model.parts)
     every = dict.fromkeys(params.versions[name].data for part in model.parts for name in params.lineage(part)[::-1])
     return {
-        name: draw(params.datasets[name])
-        if name in params.datasets and name not in own
-        else read_cases(paths.cases(name), model.task)
+        name: read_cases(paths.cases(name), model.task) if name in own else drawn_again(params, name, model.task)
         for name in own | every
     }
+
+
+def drawn_again(params: Params, name: str, task: Task) -> Iterable[Case]:
+    """The cases of a data set whose files need not be here; those of an import are read."""
+    return draw(params.datasets[name]) if name in params.datasets else read_cases(paths.cases(name), task)
 
 
 def _seal(folder: Path, name: str, task: Task, spec: DatasetSpec | ImportSpec, inputs: dict[str, str]) -> None:

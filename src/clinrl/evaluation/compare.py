@@ -20,7 +20,7 @@ from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, sha256_file, staged, write_json, write_text
 from clinrl.config.comparisons import BASE
-from clinrl.data.dataset import draw, read_cases
+from clinrl.data.dataset import drawn_again
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_report, open_run
 from clinrl.evaluation.preregistration import registered
@@ -156,11 +156,7 @@ def _training(params: "Params", spec: "Comparison", task: Task) -> list[Case]:
     names = dict.fromkeys(
         params.versions[ancestor].data for version in spec.versions for ancestor in params.lineage(version)[::-1]
     )
-    return list({
-        case.id: case
-        for name in names
-        for case in (draw(params.datasets[name]) if name in params.datasets else read_cases(paths.cases(name), task))
-    }.values())  # fmt: skip
+    return list({case.id: case for name in names for case in drawn_again(params, name, task)}.values())
 
 
 def _costs(spec: "Comparison", members: Mapping[str, Member]) -> dict[str, tuple[Costs, ...]]:
