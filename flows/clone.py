@@ -174,9 +174,8 @@ def pull(addresses: Collection[str]) -> None:
 
 def push(addresses: Collection[str]) -> None:
     """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
-    if code := (done := _dvc("push", *addresses)).returncode:
-        said = mask((done.stderr.strip().splitlines() or [f"exit code {code}"])[-1])
-        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
+    if (done := _dvc("push", *addresses)).returncode:
+        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {_last_words(done.stderr)}")
 
 
 def git(*words: str, strip: bool = True, date: str = "") -> str:
@@ -189,10 +188,15 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run([*GIT, *words], capture_output=True, text=True, errors="replace", env=env, check=False)
     if done.returncode:
-        said = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused
-        raise error(f"git {words[0]} failed in {Path.cwd()}: {said}")
+        raise error(f"git {words[0]} failed in {Path.cwd()}: {_last_words(done.stderr)}")
     return done.stdout.strip() if strip else done.stdout
+
+
+def _last_words(stderr: str) -> str:
+    """The last line about an error, without secrets: DVC goes on with addresses of its manual."""
+    lines = stderr.strip().splitlines() or ["no word"]
+    return mask(next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]))
 
 
 def _dvc(*words: str) -> "subprocess.CompletedProcess[str]":
