@@ -74,10 +74,9 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
     if (local := Path(top, origin)).exists():
         origin = str(local)  # a relative one means another folder in the clone
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store()  # whole, before the folder changes; so is the key's file
-    if key := os.environ.get("CLINRL_SIGNING_KEY_FILE"):
-        os.environ["CLINRL_SIGNING_KEY_FILE"] = os.path.abspath(key)
-    if python := os.environ.get(interpreter.SETTING):
-        os.environ[interpreter.SETTING] = os.path.abspath(python)
+    for setting in ("CLINRL_SIGNING_KEY_FILE", interpreter.SETTING):
+        if file := os.environ.get(setting):
+            os.environ[setting] = os.path.abspath(file)
     clones = Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
     with _own(clones, name) as folder:
         if not (folder / ".git").is_dir():
@@ -174,8 +173,10 @@ def pull(addresses: Collection[str]) -> None:
 
 def push(addresses: Collection[str]) -> None:
     """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
-    if (done := _dvc("push", *addresses)).returncode:
-        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {_last_words(done.stderr)}")
+    if code := (done := _dvc("push", *addresses)).returncode:
+        error = re.search(r"^ERROR: (.+)", done.stderr, re.MULTILINE)  # addresses of a manual follow
+        said = mask(error[1]) if error else f"exit code {code}"
+        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
 
 
 def git(*words: str, strip: bool = True, date: str = "") -> str:
@@ -188,15 +189,10 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run([*GIT, *words], capture_output=True, text=True, errors="replace", env=env, check=False)
     if done.returncode:
+        said = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused
-        raise error(f"git {words[0]} failed in {Path.cwd()}: {_last_words(done.stderr)}")
+        raise error(f"git {words[0]} failed in {Path.cwd()}: {said}")
     return done.stdout.strip() if strip else done.stdout
-
-
-def _last_words(stderr: str) -> str:
-    """The last line about an error, without secrets: DVC goes on with addresses of its manual."""
-    lines = stderr.strip().splitlines() or ["no word"]
-    return mask(next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]))
 
 
 def _dvc(*words: str) -> "subprocess.CompletedProcess[str]":

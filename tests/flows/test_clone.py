@@ -380,6 +380,8 @@ def test_a_remote_that_is_away_is_said_and_what_was_made_is_kept(
     kept = Path(".dvc/cache/files/md5", digest[:2], digest[2:])
     for place in (kept, Path("data/v1.json")):
         write_text(place, "{}")
+    with pytest.raises(clone.Away, match=r"and is kept here: (?!.*dvc\.org).*Could not connect"):
+        clone.push(["train@v1"])
     write_text(tmp_path / "store", "in the way")
     subprocess.run([*dvc, "remote", "add", "-q", "--force", "--default", "store", str(tmp_path / "store")], check=True)
     with pytest.raises(clone.Away, match=r"^what was made could not be sent to the DVC remote, and is kept here: "):
