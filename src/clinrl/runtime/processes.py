@@ -2,18 +2,27 @@
 
 import os
 import socket
+from hashlib import sha256
 from pathlib import Path
+
+MACHINE = Path("/etc/machine-id")
+"""Of systemd: two machines that share a Prefect server may share a hostname too."""
 
 
 def identity() -> str:
     """The identity of this process."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"
+    return f"{_host()}:{os.getpid()}:{_start_of(os.getpid())}"
 
 
 def is_dead(process: str) -> bool:
     """Whether the process of an identity has ended on this machine; of another machine's, nothing is known."""
     host, number, start = process.rsplit(":", 2)
-    return host == socket.gethostname() and _start_of(int(number)) != start
+    return host == _host() and _start_of(int(number)) != start
+
+
+def _host() -> str:
+    machine = sha256(MACHINE.read_bytes()).hexdigest()[:8] if MACHINE.exists() else ""  # itself it is confidential
+    return f"{socket.gethostname()}/{machine}"
 
 
 def _start_of(pid: int) -> str | None:
