@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl.cli.parser import WIDTH, Parser
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import Refused, with_exit_code
+from clinrl.errors import Refused, echo, with_exit_code
 from clinrl.pipeline.plan import generations
 from clinrl.runtime import child, determinism, dvc_state
 from flows import interpreter, serve, servers
@@ -162,7 +162,7 @@ def verdict(state: "State[Any]") -> int:
     """The exit code for a flow's last state. What refused it is raised; what else broke it shows its traceback."""
     if not state.is_completed():
         state.result(raise_on_failure=True)
-    print(f"clinrl: {state.message}", file=sys.stderr)
+    echo(state.message)
     from flows.release import NOT_APPROVED, REFUSED
 
     return 1 if state.name in (REFUSED, NOT_APPROVED) else 0

@@ -23,6 +23,11 @@ UNREAD = 141
 """The exit code where nobody reads the output any more: what a shell says of a program that SIGPIPE ended."""
 
 
+def echo(sentence: object) -> None:
+    """Tell whoever gave the command something, on stderr at once: stdout is for results."""
+    print(f"clinrl: {sentence}", file=sys.stderr, flush=True)
+
+
 def mask(text: str) -> str:
     """Text without the credentials of the addresses in it."""
     return re.sub(r"//[^/\s]*@", "//", text)
@@ -43,10 +48,10 @@ def exit_code_of(program: Callable[[], int]) -> int:
     try:
         return _run_and_flush(program)
     except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
+        echo(refused)
         return refused.exit_code
     except KeyboardInterrupt:
-        print("clinrl: interrupted; the same command continues", file=sys.stderr)
+        echo("interrupted; the same command continues")
         return 130
     except BrokenPipeError:
         unread = [number for number in (1, 2) if _is_unread(number)]
@@ -59,7 +64,7 @@ def exit_code_of(program: Callable[[], int]) -> int:
             raise
         what, do = REFUSALS[error.errno]
         where = f" at {error.filename}" if error.filename else ""
-        print(f"clinrl: {what}{where}: {do} and give the same command again", file=sys.stderr)
+        echo(f"{what}{where}: {do} and give the same command again")
         try:
             sys.stdout.flush()
         except OSError:

@@ -1,9 +1,9 @@
 """What the command line says of keys and approvals: one function a command, which prints and gives the exit code."""
 
-import sys
 from pathlib import Path
 
 from clinrl.config.params import load_params
+from clinrl.errors import echo
 from clinrl.reports.tables import show
 from clinrl.signing import approval
 from clinrl.signing import keys as ring
@@ -31,7 +31,7 @@ def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: s
             rows += [_row(name, key, REBUILDS) for name, key in params.rebuilders.items()]
     show(KEYS, rows, as_json=as_json, narrow=KEYS[:-1])
     if not rows:
-        print("clinrl: there is no key yet; `clinrl keys init` makes one", file=sys.stderr)
+        echo("there is no key yet; `clinrl keys init` makes one")
     return 0
 
 
@@ -45,7 +45,7 @@ def _vouch(source: Path, reason: str) -> int:
 
     revoked = vouch(load_params(source), reason)
     if not revoked:
-        print("clinrl: the audit log has no line whose key does not count; nothing was added", file=sys.stderr)
+        echo("the audit log has no line whose key does not count; nothing was added")
         return 1
     print("\n".join(revoked))
     return 0
@@ -55,9 +55,8 @@ def approve(decision: str, approver: str) -> int:
     """Print the token by which a person approves a decision. Only their key is needed, no project and no server."""
     signer = ring.signer("full")
     print(approval.token(decision, approver, signer))
-    print(
-        f"clinrl: this approves the decision {decision} as {approver}, by the key "
-        f"{signer.key.fingerprint}; it is good for that decision alone",
-        file=sys.stderr,
+    echo(
+        f"this approves the decision {decision} as {approver}, by the key "
+        f"{signer.key.fingerprint}; it is good for that decision alone"
     )
     return 0

@@ -1,10 +1,9 @@
 """A task's environment served to OpenEnv clients, which train or examine models of their own on it."""
 
-import sys
 from pathlib import Path
 from typing import Final
 
-from clinrl.errors import ParamsError, Refused, did_you_mean
+from clinrl.errors import ParamsError, Refused, did_you_mean, echo
 from clinrl.tasks.base import get_task, task_names
 
 EXAM_IS_OPEN: Final = "whoever trains on cases of the pool exam can show nothing by an exam any more"
@@ -52,7 +51,7 @@ def stage(
     with listen(host, port) as listening:
         print(address_of(listening), flush=True)
         if open_exam:
-            print(f"clinrl: THE EXAM IS OPEN: {EXAM_IS_OPEN}", file=sys.stderr, flush=True)
+            echo(f"THE EXAM IS OPEN: {EXAM_IS_OPEN}")
         config = uvicorn.Config(
             app, log_level="warning", ws_max_size=MESSAGE_BYTES, limit_concurrency=sessions + SPARE_CONNECTIONS
         )

@@ -13,7 +13,7 @@ from clinrl.cli.names import check_name
 from clinrl.cli.stage_commands import make
 from clinrl.config.model import MERGED
 from clinrl.config.params import Params
-from clinrl.errors import ParamsError, Refused
+from clinrl.errors import ParamsError, Refused, echo
 from clinrl.evaluation import notebook
 from clinrl.evaluation.answers import HISTORY
 from clinrl.pipeline import plan as plans
@@ -64,11 +64,11 @@ def decide(params: Params, name: str, *, as_json: bool = False) -> int:
         answered = numbers.form(decision.rows)
         show(tuple(answered[0]), answered, as_json=False)
     for reason in decision.reasons:
-        print(f"clinrl: {reason}", file=sys.stderr)
+        echo(reason)
     if decision.budget:
-        print(f"clinrl: {decision.budget}", file=sys.stderr)
+        echo(decision.budget)
     how = f"; to approve it: clinrl approve {decision.digest} --as NAME" if decision.promote else ""
-    print(f"clinrl: decision {decision.digest}{how}", file=sys.stderr)
+    echo(f"decision {decision.digest}{how}")
     return 0 if decision.promote else 1
 
 
@@ -95,10 +95,9 @@ def rollback(params: Params, name: str, *, approver: str) -> None:
     gone = registry.holder(name, promotion.PREVIOUS)
     full = registry.holder(name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:
-        print(
-            f"clinrl: {full.name}, the full model of {gone.name}, is still the champion of {full.model}; "
-            f"`clinrl rollback {full.model}` is for that",
-            file=sys.stderr,
+        echo(
+            f"{full.name}, the full model of {gone.name}, is still the champion of {full.model}; "
+            f"`clinrl rollback {full.model}` is for that"
         )
 
 
@@ -123,9 +122,9 @@ def alarms(params: Params, name: str, *, as_json: bool = False) -> int:
     found = alerts.alarms(alerts.read(paths.adapter(name) / HISTORY))
     show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=as_json)
     if not found:
-        print(f"clinrl: nothing was wrong with the training of {name}", file=sys.stderr)
+        echo(f"nothing was wrong with the training of {name}")
     for alarm in found:
-        print(f"clinrl: {alarm.name} {alarm.about}: what usually helps: {alarm.helps}", file=sys.stderr)
+        echo(f"{alarm.name} {alarm.about}: what usually helps: {alarm.helps}")
     return 1 if any(alarm.level == "stop" for alarm in found) else 0
 
 
@@ -176,10 +175,9 @@ def draft(
         for target in made.targets
     ]
     show(DRAFT, rows, as_json=as_json, content=made.model_dump(mode="json"))
-    print(
-        f"clinrl: {made.name} is in params/drafts.yaml, to be read and changed; `clinrl plan {made.name}` says what it "
-        f"would train, `dvc repro evaluate@{made.name}` trains and examines it",
-        file=sys.stderr,
+    echo(
+        f"{made.name} is in params/drafts.yaml, to be read and changed; `clinrl plan {made.name}` says what it "
+        f"would train, `dvc repro evaluate@{made.name}` trains and examines it"
     )
 
 
@@ -192,7 +190,7 @@ def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
     show(LINKS, rows, as_json=as_json)
     broken = [link for link in links if link.state == "broken"]
     for link in broken:
-        print(f"clinrl: {link.version}, {link.link}: {link.says}", file=sys.stderr)
+        echo(f"{link.version}, {link.link}: {link.says}")
     return 1 if broken else 0
 
 

@@ -1,7 +1,6 @@
 """The commands that DVC runs: check params.yaml, and run a stage of dvc.yaml by its address or its name."""
 
 import os
-import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params, load_params
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, echo
 from clinrl.provenance import lock, stages, statements
 from clinrl.runtime import dvc_state, forkserver
 
@@ -60,8 +59,7 @@ def _warn_of_strangers(command: str, name: str) -> None:
         recorded = lock.read()
         unknown = [path for address in stages.addresses(command, name) for path in lock.strangers(recorded, address)]
         for path in dict.fromkeys(unknown):
-            print(
-                f"clinrl: {path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro`"
-                " made both",
-                file=sys.stderr,
+            echo(
+                f"{path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro`"
+                " made both"
             )

@@ -1,12 +1,11 @@
 """`clinrl watch`: what the counts of a served model say, and labels that came later."""
 
 import json
-import sys
 from pathlib import Path
 
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 from clinrl.registry import versions
 from clinrl.reports.tables import show
 from clinrl.tasks.base import get_task
@@ -25,7 +24,7 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     task = get_task(check_name(params, name, "watch", kind="MODEL"))
     if file is not None:
         matched, given = labels.take_in(name, task, file)
-        print(f"clinrl: {matched} of {given} labels are of answers that are kept, and were counted", file=sys.stderr)
+        echo(f"{matched} of {given} labels are of answers that are kept, and were counted")
         return 0 if matched else 1
     held = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
     found = [standing(params, entry) for entry in held if entry]
@@ -42,5 +41,5 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     for one in found:
         alarms = f"alarm: {', '.join(one.alarms)}" if one.alarms else "no alarm"
         alarms += f"; drift was not looked at: {one.unseen}" if one.unseen else ""
-        print(f"clinrl: {one.version}: {one.requests} requests; {alarms}", file=sys.stderr)
+        echo(f"{one.version}: {one.requests} requests; {alarms}")
     return int(any(one.alarms for one in found))

@@ -9,7 +9,6 @@ needs, and takes seconds where it needs none.
 import json
 import math
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer, Phase, RejectionTrainer, SftProfile
 from clinrl.data.dataset import is_import, manifest_of, read_cases
 from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
-from clinrl.errors import ArtefactError, ProbeError
+from clinrl.errors import ArtefactError, ProbeError, echo
 from clinrl.models.judges import Judges, Pair, scores
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, as_variant, get_task, models_of
@@ -92,7 +91,7 @@ def stage(params: Params, version: str) -> None:
             report["omissions"] = audit_omissions(rows, task, profile.omit, block.seed)
         if fault and profile.waiver:
             report |= {"refused": fault, "waiver": profile.waiver}
-            print(f"clinrl: {version} would learn the wrong thing: {fault}; waived: {profile.waiver}", file=sys.stderr)
+            echo(f"{version} would learn the wrong thing: {fault}; waived: {profile.waiver}")
         elif fault:
             artifacts.write_json(failed, report | {"refused": fault})
             raise ProbeError(f"{version} would learn the wrong thing: {fault}; see {failed}")

@@ -3,7 +3,6 @@
 What is sent was checked against dvc.lock first, and what the hub then holds is compared with the manifest.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 from clinrl import paths
 from clinrl.artifacts import MANIFEST, identity, read_manifest, sha256_file
 from clinrl.config.machine import LOOPBACK
-from clinrl.errors import ArtefactError, DataError, ParamsError, Refused, mask
+from clinrl.errors import ArtefactError, DataError, ParamsError, Refused, echo, mask
 from clinrl.models import bases
 from clinrl.models.hub import CONFIGS, TOKENIZER
 from clinrl.registry.log_run import Recorded, collect
@@ -68,7 +67,7 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
     with _refused(repo, endpoint):
         commit = _send(api, repo, files, card_of(made, repo, named.get("repo") or repo), public=public)
     print(f"{endpoint}/{repo}/tree/{commit}")
-    print(f"clinrl: {len(files) + 1} files, {'public' if public else 'private'}; digest {made.digest}", file=sys.stderr)
+    echo(f"{len(files) + 1} files, {'public' if public else 'private'}; digest {made.digest}")
 
 
 def _chosen(folder: Path) -> list[str]:

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import paths
 from clinrl.artifacts import canonical_json, replaced, write_text
 from clinrl.data.dataset import read_cases
-from clinrl.errors import DataError, ParamsError
+from clinrl.errors import DataError, ParamsError, echo
 from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case
@@ -80,7 +79,7 @@ def exported_cases(params: "Params", task: Task, *, open_exam: bool) -> tuple[st
 def tell(target: Path, *, open_exam: bool) -> None:
     """Print where an export lies, and say loudly if the exam is in it."""
     if open_exam:
-        print(f"clinrl: THE EXAM IS OPEN: {EXAM_IS_OPEN}", file=sys.stderr)
+        echo(f"THE EXAM IS OPEN: {EXAM_IS_OPEN}")
     print(target)
 
 

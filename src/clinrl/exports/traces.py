@@ -5,7 +5,6 @@ was given was not kept: a trace is dated when it is logged, and its spans follow
 """
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.run import Run
 from clinrl.artifacts import canonical_json, digest, write_text
-from clinrl.errors import DataError, RegistryError, did_you_mean, format_value
+from clinrl.errors import DataError, RegistryError, did_you_mean, echo, format_value
 from clinrl.evaluation.show import is_wrong
 from clinrl.exports.inspect_log import examined, verdicts
 from clinrl.registry.log_run import logged_models
@@ -67,7 +66,7 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
     chosen = [answer for exam in exams for answer in _answers(*exam)[: None if every else SAMPLE]]
     with connect() as client, writing(client):
         logged = _log(client, entry, run, report, chosen)
-    print(f"clinrl: {name}: {logged} traces are new, {len(chosen) - logged} were there", file=sys.stderr)
+    echo(f"{name}: {logged} traces are new, {len(chosen) - logged} were there")
 
 
 def _answers(run: Run, lines: Sequence[Graded], report: EvalReport) -> list[Answer]:
@@ -253,7 +252,7 @@ def labels(params: "Params", name: str, *, out: Path) -> None:
     write_text(out, "".join(f"{found[key][1]}\n" for key in sorted(found)))
     print(out)
     left = f"; {others} assessments by people are not called {LABEL} and were left out" if others else ""
-    print(f"clinrl: {len(found)} labels{left}", file=sys.stderr)
+    echo(f"{len(found)} labels{left}")
 
 
 def _label(task: Task, gold: Any, value: Any, trace: str) -> Any:

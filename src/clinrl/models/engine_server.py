@@ -15,7 +15,7 @@ from clinrl import paths
 from clinrl.artifacts import verified, write_text
 from clinrl.config.machine import LOOPBACK, read_machine
 from clinrl.config.params import Params
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 from clinrl.models import bases
 from clinrl.models.engine import DTYPE, model_of
 
@@ -46,7 +46,7 @@ def stage(params: Params, name: str, port: int) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
     environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-    print(f"clinrl: serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it", file=sys.stderr, flush=True)
+    echo(f"serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it")
     os.execve(command[0], command, environment)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 from clinrl.models import needs
 from clinrl.runtime.gpus import Gpu
 
@@ -145,7 +145,7 @@ def tell(params: Params, version: str, machine: Machine) -> None:
                 f"(generation {seconds(times.generation_s)}, loss {seconds(times.loss_s)}), "
                 f"{seconds(times.all_s)} in all; rates {rates}"
             )
-    print(f"clinrl: {version}: {text}", file=sys.stderr, flush=True)
+    echo(f"{version}: {text}")
 
 
 def seconds(time_s: float) -> str:

@@ -1,13 +1,12 @@
 """`clinrl plan`: the versions of params.yaml, and how the stages stand that build them."""
 
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from clinrl.config.base import check_known
 from clinrl.config.params import Params
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import State
 from clinrl.provenance.stages import STAGES, addresses_of
@@ -139,14 +138,14 @@ def dvc_states(addresses: Collection[str]) -> dict[str, State]:
     if not addresses:
         return {}
     if not Path(".dvc").is_dir():
-        print("clinrl: no .dvc folder here, so nothing is known about the stages", file=sys.stderr)
+        echo("no .dvc folder here, so nothing is known about the stages")
         return dict.fromkeys(addresses, "unknown")
     dvc_state.fence()
     try:
         states = dvc_yaml.states(addresses)
     except ArtefactError as error:
-        print(f"clinrl: {error}", file=sys.stderr)
+        echo(error)
         return dict.fromkeys(addresses, "unknown")
     if absent := [address for address, state in states.items() if state == "unknown"]:
-        print(f"clinrl: {dvc_yaml.PIPELINE} has no stage {', '.join(sorted(absent))}", file=sys.stderr)
+        echo(f"{dvc_yaml.PIPELINE} has no stage {', '.join(sorted(absent))}")
     return states

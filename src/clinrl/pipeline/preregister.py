@@ -3,13 +3,11 @@
 The file holds no time. It is committed, and git's history says whether it came before the reports.
 """
 
-import sys
-
 from clinrl import paths
 from clinrl.analysis.preregistration import forecasts
 from clinrl.artifacts import exclusive, write_json
 from clinrl.config.params import Params
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, echo
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.preregistration import discordant_shares, plan, primary_of
 from clinrl.provenance import lock
@@ -50,7 +48,7 @@ def stage(params: Params, name: str, *, retrospective: bool = False, as_json: bo
         for mode, found in made.forecasts.items()
     ]
     show(COLUMNS, rows, as_json=as_json, content=made.model_dump(mode="json"))
-    print(f"clinrl: commit {path} before the runs: git's history is what says when it was written", file=sys.stderr)
+    echo(f"commit {path} before the runs: git's history is what says when it was written")
 
 
 def _check_not_run(params: Params, name: str) -> None:

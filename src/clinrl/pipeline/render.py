@@ -1,7 +1,6 @@
 """Every page and figure once more, from the reports that hold their numbers as JSON. No model is asked."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from clinrl import paths
 from clinrl.artifacts import write_text
 from clinrl.benchmarks import external, protocol
 from clinrl.config.params import Params
-from clinrl.errors import ParamsError, did_you_mean
+from clinrl.errors import ParamsError, did_you_mean, echo
 from clinrl.evaluation import compare, error_analysis, evaluate
 from clinrl.reports.render import render
 from clinrl.tasks.base import get_task
@@ -45,12 +44,12 @@ def stage(params: Params, names: Sequence[str]) -> None:
             continue
         before = _pages(report.path)
         for missing in report.write() or ():
-            print(f"clinrl: {missing} is not here, so its figure stays as it is; run `dvc pull`", file=sys.stderr)
+            echo(f"{missing} is not here, so its figure stays as it is; run `dvc pull`")
         after = _pages(report.path)
         count += len(after)
         for path in (path for path, content in after.items() if content != before.get(path)):
             print(path)
-    print(f"clinrl: wrote {count} pages and figures; the changed ones are listed", file=sys.stderr)
+    echo(f"wrote {count} pages and figures; the changed ones are listed")
 
 
 def reports(params: Params) -> Iterator[Report]:

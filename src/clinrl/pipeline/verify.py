@@ -24,7 +24,7 @@ from typing import Any, Literal
 from clinrl import paths
 from clinrl.artifacts import files_of, identity, read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
 from clinrl.provenance.stages import FIRST
 from clinrl.reports.tables import show
@@ -73,7 +73,7 @@ def stage(
     root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
     commit = git(root, "rev-parse", "HEAD").strip()
     if dirty := git(root, "status", "--porcelain").splitlines():
-        print(f"clinrl: {len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}", file=sys.stderr)
+        echo(f"{len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}")
     dvc_state.fence(root)
     with _worktree(root, commit, keep) as tree:
         params = load_params(tree / "params.yaml")
@@ -115,12 +115,9 @@ def stage(
     else:
         show(("verdict", "stage", "file", "committed", "rebuilt"), report["files"], as_json=False)
     good = sum(row.verdict == "equal" for row in verdicts)
-    print(
-        f"clinrl: {address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal",
-        file=sys.stderr,
-    )
+    echo(f"{address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal")
     if claim is not None and witness is not None:  # after the verdict: an agent that does not sign loses nothing
-        print(f"clinrl: signed {rebuilt.write(root, claim, witness)}; commit it, or send it on", file=sys.stderr)
+        echo(f"signed {rebuilt.write(root, claim, witness)}; commit it, or send it on")
     return 0 if equal else 1
 
 
@@ -243,7 +240,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
         yield tree
     finally:
         if keep:
-            print(f"clinrl: kept {tree}; remove it with `git worktree remove --force {tree}`", file=sys.stderr)
+            echo(f"kept {tree}; remove it with `git worktree remove --force {tree}`")
         else:
             shutil.rmtree(folder, ignore_errors=True)
             git(root, "worktree", "prune")

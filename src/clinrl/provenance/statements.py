@@ -6,13 +6,12 @@ same. It holds no times and no hosts: the same stage on the same inputs says the
 """
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.artifacts import MANIFEST, files_of, sha256_file, write_json
-from clinrl.errors import ArtefactError, Refused, SignatureError
+from clinrl.errors import ArtefactError, Refused, SignatureError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
 from clinrl.provenance.stages import FIRST, command_of
@@ -44,7 +43,7 @@ def record(command: str, name: str, scale: "Scale", source: Path = Path("params.
         if not _holds(path, claim):
             write_json(path, dsse.envelope(claim, signer(scale)))
     except (Refused, OSError) as error:
-        print(f"clinrl: {command} {name} is done, but its provenance is not signed: {error}", file=sys.stderr)
+        echo(f"{command} {name} is done, but its provenance is not signed: {error}")
 
 
 def of_stages(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:

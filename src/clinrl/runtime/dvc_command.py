@@ -24,7 +24,7 @@ from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.tree import Tree
 
 from clinrl.artifacts import write_text
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 from clinrl.runtime import side_by_side
 
 HEAD = "schema: '2.0'\nstages:\n"
@@ -167,5 +167,5 @@ if __name__ == "__main__":
         words = words[1:]
     code = main(words)
     if REFUSED:
-        print(f"clinrl: {REFUSED[0]}", file=sys.stderr)
+        echo(REFUSED[0])
     sys.exit(code or bool(REFUSED))

@@ -9,12 +9,11 @@ whoever runs DVC. DVC writes dvc.lock in place: a kill at that moment would lose
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from clinrl.artifacts import locked, write_text
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 
 VARIABLE = "DVC_SITE_CACHE_DIR"
 """Where DVC looks first for the folder's place."""
@@ -181,10 +180,7 @@ def _mend(root: Path) -> None:
         if alone and CONFLICT not in text and not _is_whole(lock):
             shutil.copy2(lock, root / CUT)  # at no moment is there none
             write_text(lock, copy.read_text(encoding="utf-8"))
-            print(
-                f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again, and {CUT} is the rest",
-                file=sys.stderr,
-            )
+            echo(f"{LOCK} was cut short by a kill; it is as before the last stage again, and {CUT} is the rest")
 
 
 def _is_whole(lock: Path) -> bool:

@@ -5,7 +5,6 @@ with the next one, the version before goes on. A version that is refused while i
 """
 
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from tempfile import mkdtemp
 from clinrl import paths
 from clinrl.config.files import files_with
 from clinrl.config.params import Params, load_params
-from clinrl.errors import GateError, Refused, RegistryError, SignatureError
+from clinrl.errors import GateError, Refused, RegistryError, SignatureError, echo
 from clinrl.models.generate import Sampler
 from clinrl.registry import versions
 from clinrl.registry.pyfunc import Served, read
@@ -212,13 +211,13 @@ class Live:
             try:
                 self._backend.close(digest)
             except Refused as error:
-                print(f"clinrl: {version.served.name} is not unloaded: {error}", file=sys.stderr, flush=True)
+                echo(f"{version.served.name} is not unloaded: {error}")
             shutil.rmtree(version.folder, ignore_errors=True)
 
     def _say(self, alias: str, sentence: str) -> None:
         if self._reported.get(alias) != sentence:
             self._reported[alias] = sentence
-            print(f"clinrl: {sentence}", file=sys.stderr, flush=True)
+            echo(sentence)
 
 
 def _state_of(*files: Path) -> _State:

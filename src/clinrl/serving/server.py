@@ -5,7 +5,6 @@ Nothing of a request is written down but its status, the version that answered, 
 
 import asyncio
 import os
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +20,7 @@ from starlette.types import Message as Event
 from starlette.types import Receive, Scope, Send
 
 from clinrl.config.machine import LOOPBACK, Machine, read_machine
-from clinrl.errors import EngineError, Refused
+from clinrl.errors import EngineError, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
 from clinrl.runtime import determinism
@@ -105,7 +104,7 @@ class Service:
             try:
                 await self._app(scope, receive, noting)
             except Exception as fault:  # noqa: BLE001  its message may quote the request, so its kind alone is told
-                print(f"clinrl: a fault: {type(fault).__name__}", file=sys.stderr, flush=True)
+                echo(f"a fault: {type(fault).__name__}")
                 if not status:
                     await refused(500, "this server failed")(scope, receive, noting)
             finally:
@@ -113,7 +112,7 @@ class Service:
                 if counted:
                     says = " ".join(f"{name}={value}" for name, value in scope["clinrl"].items())
                     took = f"{time.monotonic() - started:.3f}"
-                    print(f"clinrl: chat {status or 'dropped'} {says} s={took}", file=sys.stderr, flush=True)
+                    echo(f"chat {status or 'dropped'} {says} s={took}")
 
     async def _health(self, _: Request) -> Response:
         """Whether to send requests here."""
@@ -236,7 +235,7 @@ def _completion(piece: object) -> Completion:
     if isinstance(piece, Completion):
         return piece
     kind = type(piece).__name__
-    print(f"clinrl: an answer failed: {piece if isinstance(piece, Refused) else kind}", file=sys.stderr, flush=True)
+    echo(f"an answer failed: {piece if isinstance(piece, Refused) else kind}")
     if isinstance(piece, EngineError):
         raise Refusal(503, "the server that writes answers did not; ask again")
     raise Refusal(500, "the answer could not be written")
@@ -303,7 +302,7 @@ def stage(
         try:
             live.renew()
             if lack := live.lack():
-                print(f"clinrl: {lack}", file=sys.stderr, flush=True)
+                echo(lack)
             service = Service(live, backend, bounds, watch)
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
@@ -324,7 +323,7 @@ def _follow(live: Live, stopping: threading.Event) -> None:
         try:
             live.renew()
         except Exception as fault:  # noqa: BLE001  one look that failed is no reason to stop looking
-            print(f"clinrl: a fault: {type(fault).__name__}: {fault}", file=sys.stderr, flush=True)
+            echo(f"a fault: {type(fault).__name__}: {fault}")
 
 
 def _token(host: str) -> str | None:

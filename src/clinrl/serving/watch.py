@@ -6,7 +6,6 @@ written while nobody waits, one at a time, and begun anew when somebody has aske
 
 import asyncio
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from clinrl.analysis.exam import column
 from clinrl.config.params import load_params
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 from clinrl.models.chat import Completion, read_turn
 from clinrl.serving.backends import Backend, Dropped, Job
 from clinrl.serving.live import ALIASES, Live, Version
@@ -136,7 +135,7 @@ class Watch:
                 theirs = replace(seen, version=candidate, turn=read_turn(piece.text, is_opened))
                 outcome = counts.SAME if theirs.answer == seen.answer else counts.OTHER
             except Exception as fault:  # noqa: BLE001  a candidate that fails is counted, and harms nobody
-                print(f"clinrl: a shadow failed: {type(fault).__name__}", file=sys.stderr, flush=True)
+                echo(f"a shadow failed: {type(fault).__name__}")
             finally:
                 self.make_way()  # where the server ends
                 self._job = None
@@ -161,7 +160,7 @@ class Watch:
                     flushed = time.monotonic()
                     self._flush()
             except Exception as fault:  # noqa: BLE001  its message may quote the request
-                print(f"clinrl: a count failed: {type(fault).__name__}", file=sys.stderr, flush=True)
+                echo(f"a count failed: {type(fault).__name__}")
 
     def _add(self, digest: str, where: Iterable[tuple[str, str]]) -> None:
         self._counts.setdefault(digest, Counts()).update(where)
@@ -191,7 +190,7 @@ class Watch:
                 reason = fault if isinstance(fault, Refused) else type(fault).__name__
                 says = f"{name} is not watched for drift: {reason}"
                 if says not in self._told:
-                    print(f"clinrl: {says}", file=sys.stderr, flush=True)
+                    echo(says)
                 self._told.add(says)
         return self._readers.get(digest)
 

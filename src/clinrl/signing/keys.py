@@ -9,7 +9,6 @@ import base64
 import fcntl
 import os
 import stat
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import clinrl_loader
 from clinrl.artifacts import write_text
-from clinrl.errors import SignatureError
+from clinrl.errors import SignatureError, echo
 from clinrl.types import Strict
 from clinrl_loader import KIND
 
@@ -110,10 +109,7 @@ def signer(scale: "Scale") -> Signer:
         found = make_key()
         if found is None:  # another process was quicker
             return signer(scale)
-        print(
-            f"clinrl: made the signing key {found.key.fingerprint} in {PRIVATE}; `clinrl keys show` prints it",
-            file=sys.stderr,
-        )
+        echo(f"made the signing key {found.key.fingerprint} in {PRIVATE}; `clinrl keys show` prints it")
     elif scale == "embedded" and not PUBLIC.exists():
         publish(found.key)
     return found

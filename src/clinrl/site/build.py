@@ -7,7 +7,6 @@ import base64
 import gzip
 import posixpath
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from clinrl.analysis.compared import Compared
 from clinrl.analysis.run import Run
 from clinrl.artifacts import canonical_json, replaced, sha256_file
 from clinrl.config.params import Params
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, echo
 from clinrl.release import audit_log
 from clinrl.reports import numbers, palette, results
 from clinrl.reports.render import environment, load
@@ -167,7 +166,7 @@ def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
                 f"the site would be {size / 1e6:.0f} MB, more than {LIMIT_MB}; show fewer answers with `--answers`"
             )
     print(target / "index.html")
-    print(f"clinrl: {size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s; it opens in a browser", file=sys.stderr)
+    echo(f"{size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s; it opens in a browser")
 
 
 def write(site: Site, advance: Advance) -> None:

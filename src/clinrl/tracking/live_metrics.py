@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.errors import RegistryError, mask
+from clinrl.errors import RegistryError, echo, mask
 from clinrl.runtime import determinism, starter
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
@@ -136,7 +136,7 @@ def _leave() -> None:
 
 
 def _warn(why: str) -> None:
-    print(f"clinrl: no live metrics: {why}; `clinrl register` fills them in", file=sys.stderr, flush=True)
+    echo(f"no live metrics: {why}; `clinrl register` fills them in")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.artifacts import canonical_json, write_json
-from clinrl.errors import Alarmed, TrainingError
+from clinrl.errors import Alarmed, TrainingError, echo
 from clinrl.models.checkpoints import seal_checkpoint
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import Queue
@@ -147,8 +147,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
                     f"{alarm.helps}. The checkpoint of step {self.saved} is the last good one"
                 )
             waived = f", waived: {self.waiver}" if alarm.level == "stop" and self.waiver else ""
-            text = f"clinrl: {self.version} {alarm.level} at step {alarm.step} ({alarm.name}): {alarm.says}{waived}"
-            print(text, file=sys.stderr, flush=True)
+            echo(f"{self.version} {alarm.level} at step {alarm.step} ({alarm.name}): {alarm.says}{waived}")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.world.is_main:
@@ -185,7 +184,7 @@ class ProgressLine:
         """Begin to show, at a step that an earlier run may have reached."""
         self.first, self.began_s, self.queue = step, time.monotonic(), Queue()
         if not sys.stderr.isatty():
-            print(f"clinrl: {self.version} trains from step {step} to {self.steps}", file=sys.stderr, flush=True)
+            echo(f"{self.version} trains from step {step} to {self.steps}")
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -206,7 +205,7 @@ class ProgressLine:
         elif step % self.every == 0 or step == self.steps:
             left_s = (time.monotonic() - self.began_s) / (step - self.first) * (self.steps - step)
             now += f", {timedelta(seconds=round(left_s))} left{self._waiting()}"
-            print(f"clinrl: {self.version} step {step}/{self.steps} {now}", file=sys.stderr, flush=True)
+            echo(f"{self.version} step {step}/{self.steps} {now}")
 
     def _spent(self, logs: dict[str, Any]) -> str:
         """How long the steps take, and the share of that which goes into the reward."""

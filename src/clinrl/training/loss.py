@@ -7,7 +7,6 @@ TRL's: it is given scores in which a dead row has no gradient, so that every los
 was. At the first step that has a gradient, both ways are compared.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer, SFTTrainer
 
 from clinrl.config.base import Scale
-from clinrl.errors import TrainingError
+from clinrl.errors import TrainingError, echo
 from clinrl.models import memory
 from clinrl.models.cache import is_plain
 from clinrl.models.decoding import Rows, complete, complete_turn, folded, numbered, write
@@ -348,4 +347,4 @@ def _joined(parts: Sequence[list[Any] | None]) -> list[Any] | None:
 
 
 def _say(sentence: str) -> None:
-    print(f"clinrl: {sentence}", file=sys.stderr, flush=True)
+    echo(sentence)

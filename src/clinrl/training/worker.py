@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError
+from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError, echo
 from clinrl.runtime import determinism, gpus
 from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
 
@@ -137,7 +137,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         rows, sampled = rejection.taught(task, spec, rows, written)
         kept = f"{sampled['sampled/kept']:,} of {sampled['sampled/completions']:,} sampled completions"
         if world.is_main:
-            print(f"clinrl: {spec['version']} imitates {kept}", file=sys.stderr, flush=True)
+            echo(f"{spec['version']} imitates {kept}")
     trainer = (
         trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges, world)
         if spec["method"] == "grpo"

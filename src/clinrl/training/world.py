@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clinrl.config.machine import Machine
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 
 T = TypeVar("T")
 STATUS = "status.json"
@@ -123,7 +123,7 @@ def say_how_to_join(machine: Machine, spec: Path) -> None:
     """Say on stderr by which command each other node takes part."""
     for node in range(1, machine.nodes):
         command = f"python -m clinrl.training.world {spec} {node}"
-        print(f"clinrl: another node joins by `{command}`", file=sys.stderr, flush=True)
+        echo(f"another node joins by `{command}`")
 
 
 def main(arguments: list[str]) -> int:
