@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 import dolls
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, verified, write_json
+from clinrl.artifacts import digest, identity, read_manifest, verified, write_json
 from clinrl.config.recipes import Phase
 from clinrl.data.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
@@ -576,6 +576,14 @@ def test_a_training_on_a_placebo_says_so(project):
     shares = [(entry["reward"] - reward.low) / (reward.high - reward.low) for entry in steps_of("v3")]
     assert shares == pytest.approx([round(share * 8) / 8 for share in shares])  # of eight completions, each low or high
     assert len(set(shares)) > 1  # drawn anew at each step
+
+
+def test_a_row_of_several_epochs_is_one_object(project):
+    spec, rows = launch.resolve(PARAMS, "v1")
+    twice = [*rows, *rows]
+    (project / launch.ROWS).write_text("".join(json.dumps(row) + "\n" for row in twice))
+    taught = read_rows(project / launch.ROWS, spec | {"rows": digest(twice)}, get_task("esi"))
+    assert all(row is again for row, again in zip(taught, taught[len(rows) :], strict=False))
 
 
 def test_labels_alone_are_taught_in_every_mode(project):

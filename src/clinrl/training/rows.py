@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,14 +42,17 @@ def read_rows(path: Path, spec: Mapping[str, Any], task: Task) -> list[Any]:
         raise DataError(f"{path} is not the stream that the spec names; remove {path.parent} and start again")
     variant = spec.get("view", GIVEN)
     cases = {case.id: as_variant(task, case, variant) for case in read_cases(paths.cases(spec["data"]), task)}
-    rows = [Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"]) for line in lines]
+    thinks = {mode: decoding["thinking"] for mode, decoding in spec["modes"].items()}
     if spec["method"] != "sft":
-        return rows
+        return [Row(cases[line["case"]], line["mode"], thinks[line["mode"]]) for line in lines]
     policies = task.policies() if spec.get("labels_only") else {}  # the lazy ones write each answer without reasons
-    taught = []
-    for row, line in zip(rows, lines, strict=True):
-        gold = task.gold(row.case, thinking=row.thinking, omit=frozenset(line["omit"]))
+
+    @cache
+    def teach(case: str, mode: str, omit: frozenset[str]) -> Taught:
+        """Equal rows are one object, so that what several epochs read is written and encoded once."""
+        gold = task.gold(cases[case], thinking=thinks[mode], omit=omit)
         if policies:
-            gold = policies[f"always_{task.parse(gold)}"](row.case, Random(0))
-        taught.append(Taught(**vars(row), transcript=gold))
-    return taught
+            gold = policies[f"always_{task.parse(gold)}"](cases[case], Random(0))
+        return Taught(cases[case], mode, thinks[mode], transcript=gold)
+
+    return [teach(line["case"], line["mode"], frozenset(line["omit"])) for line in lines]

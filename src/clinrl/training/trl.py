@@ -145,11 +145,13 @@ def sft_trainer(
     """Supervised fine-tuning on the transcripts of the rows. The loss covers the model's turns and their ends, not what
     its tools returned."""
     tools = schemas(task)
+    distinct = {id(row): row for row in rows}
     taught = [
         spelt(tokenizer, task.prompt(row.case.facts), row.transcript, row.thinking, tools, tokenizer.eos_token)
-        for row in rows
+        for row in distinct.values()
     ]
-    examples = encoded(tokenizer, taught)
+    found = dict(zip(distinct, encoded(tokenizer, taught), strict=True))
+    examples = [found[id(row)] for row in rows]
     check_room([row.case.id for row in rows], [len(ids) for ids, _ in examples], 0, window(model))
     dataset = Dataset.from_dict(
         {
