@@ -22,8 +22,8 @@ INCIDENTS = {
     "poisoned labels": PINK, "full disk": INK, "server away": INK,
 }  # fmt: skip
 """Kinds of events in the order of their lines: what patients and notes do, what people do, what machines do."""
-LANES = {"served": 0.8, "harm": 2.2, "drafts": 1.7, "budget": 1.1, "alarms": 0.9, "events": 2.4}
-"""Heights of the lanes, from above."""
+LANES = {"served": 8, "harm": 22, "drafts": 17, "budget": 11, "alarms": 9, "events": 24}
+"""Heights of the lanes, from above, in 0.08 inches: whole, since Python 3.12 and later sum fractions otherwise."""
 
 
 def page(year: Mapping[str, Any], picture: str) -> str:
@@ -45,7 +45,7 @@ def picture(year: Mapping[str, Any]) -> bytes:
 
     style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5}
     with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
-        figure = Figure(figsize=(10.4, sum(LANES.values()) * 0.8 + 0.9))
+        figure = Figure(figsize=(10.4, sum(LANES.values()) * 0.08 + 0.9))
         axes = dict(
             zip(LANES, figure.subplots(len(LANES), 1, sharex=True, height_ratios=[*LANES.values()]), strict=True)
         )
