@@ -174,7 +174,7 @@ def pull(addresses: Collection[str]) -> None:
 def push(addresses: Collection[str]) -> None:
     """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
     if code := (done := _dvc("push", *addresses)).returncode:
-        error = re.search(r"^ERROR: (.+)", done.stderr, re.MULTILINE)  # addresses of a manual follow
+        error = re.search(r"^(?:ERROR|clinrl): (.+)", done.stderr, re.MULTILINE)  # addresses of a manual follow
         said = mask(error[1]) if error else f"exit code {code}"
         raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
 

@@ -111,7 +111,7 @@ class Checked:
         allowed = BFLOAT16_TOLERANCE if self.args.bf16 or self.model.dtype is torch.bfloat16 else TOLERANCE
         agrees = all(gap <= allowed for gap in gaps.values())
         if not agrees and self.world.is_main:
-            _say(
+            echo(
                 f"the shared loss path differs from TRL's at step {self.state.global_step + 1} (loss by "
                 f"{gaps[LOSS_GAP]:.2g}, gradient by {gaps[GRADIENT_GAP]:.2g}, allowed {allowed:g}), so the training "
                 "goes on with TRL's loss"
@@ -273,7 +273,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         compute, was = super()._compute_loss, self.agrees
         way = self._way(model, rows, lambda way: compute(way, inputs), tells=bool(rows.live.any()))
         if self.agrees and not was and not rows.share_prompts and self.world.is_main:
-            _say("prompts cannot be shared (gradient checkpointing, or layers without keys); dead rows are left out")
+            echo("prompts cannot be shared (gradient checkpointing, or layers without keys); dead rows are left out")
         return compute(way, inputs)
 
     def live_rows(self, model: Any, inputs: dict[str, Any]) -> LiveRows:
@@ -344,7 +344,3 @@ def going_on(
 def _joined(parts: Sequence[list[Any] | None]) -> list[Any] | None:
     """Lists of parts as one; None where the parts have none, as log-probabilities that nobody asked for."""
     return None if parts[0] is None else [entry for part in parts for entry in part or ()]
-
-
-def _say(sentence: str) -> None:
-    echo(sentence)
