@@ -16,7 +16,7 @@ def answered(model: Any, tokenizer: Any, asked: Any) -> list[tuple[str, float, s
     from clinrl.models.generate import Prompt, Sampler
     from clinrl.tasks.base import get_task
 
-    task, budget = get_task("esi"), 8 if asked.tiny else 256
+    task, budget = get_task("esi"), 8 if asked.tiny else 64
     cases = list(task.cases(4 if asked.tiny else 64, 0, pool="exam", mix=task.checks.mixes[0]))
     prompts = [Prompt(case.id, task.prompt(case.facts)) for case in cases]
     rows = []

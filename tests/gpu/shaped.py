@@ -46,7 +46,7 @@ def config_of(name: str, *, tiny: bool) -> dict[str, Any]:
 
 
 def checkpoint(name: str, *, tiny: bool) -> Path:
-    """The folder of a checkpoint, written if it is not there yet: bfloat16, with the tokenizer of the base of esi."""
+    """The folder of a checkpoint, written if it is not there yet: bfloat16, with a tokenizer from here."""
     kept = Path(os.environ.get(MODELS) or tempfile.mkdtemp(prefix="clinrl-gpu-"))
     folder = kept / f"{name}{'-tiny' * tiny}"
     if not (folder / "config.json").exists():
@@ -68,18 +68,24 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
         shapes.pop("lm_head.weight", None)
     folder.mkdir(parents=True, exist_ok=True)
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
     def fill(name: str, put: safetensors_io.Put) -> None:
-        source = lora_delta.generator(0, name)
+        source = torch.Generator(device).manual_seed(lora_delta.generator(0, name).initial_seed())
         flat = torch.zeros if name.endswith(".bias") else torch.ones
-        for first in range(0, prod(shapes[name]), 1 << 22):
-            count = min(1 << 22, prod(shapes[name]) - first)
-            block = flat(count) if len(shapes[name]) == 1 else torch.randn(count, generator=source).mul_(0.02)
-            put(block.to(torch.bfloat16).view(torch.uint8).numpy().data)
+        for first in range(0, prod(shapes[name]), 1 << 25):
+            count = min(1 << 25, prod(shapes[name]) - first)
+            block = (
+                flat(count)
+                if len(shapes[name]) == 1
+                else torch.randn(count, generator=source, device=device).mul_(0.02)
+            )
+            put(block.to(torch.bfloat16).cpu().view(torch.uint8).numpy().data)
 
     safetensors_io.write(folder, {name: ("BF16", shape) for name, shape in shapes.items()}, fill, stem="model")
-    for file in (ROOT / "data/bases/esi").glob("*token*"):
+    words = ROOT / "data/bases" / ("audit" if folder.name.startswith("3B") else "esi")
+    for file in (*words.glob("*token*"), words / "chat_template.jinja"):
         shutil.copyfile(file, folder / file.name)
-    shutil.copyfile(ROOT / "data/bases/esi/chat_template.jinja", folder / "chat_template.jinja")
     settings.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(written | {"dtype": "bfloat16"}), encoding="utf-8")

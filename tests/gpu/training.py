@@ -6,6 +6,7 @@ The reward is a toy, the share of even tokens, since random weights earn equal r
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ def sizes(method: str, tiny: bool) -> dict[str, Any]:
     if method == "sft":
         return common | {"batch": 4 if tiny else 16, "micro_batch": 2 if tiny else 4}
     rows = (
-        {"prompts": 2, "group": 2, "max_completion": 8} if tiny else {"prompts": 8, "group": 8, "max_completion": 1024}
+        {"prompts": 2, "group": 2, "max_completion": 8} if tiny else {"prompts": 8, "group": 8, "max_completion": 256}
     )
     return common | rows | {"scale_rewards": "group", "vllm": False}
 
@@ -101,6 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = shaped.options("method", "shape", "kind")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--completion", type=int)
+    parser.add_argument("--paths", default="stock")
     parser.add_argument("--kill", type=int, default=0)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--output", type=Path)
@@ -116,6 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     nf4, numbers = asked.kind == "nf4", sizes(asked.method, asked.tiny)
     numbers |= {"steps": asked.steps} if asked.steps else {}
     numbers |= {"max_completion": asked.completion} if asked.completion else {}
+    numbers |= {"loss_path": asked.paths, "generation_path": asked.paths} if asked.paths != "stock" else {}
     model, tokenizer, _ = shaped.load(shaped.checkpoint(asked.shape, tiny=asked.tiny), nf4=nf4)
     assert window(model)
     output = asked.output or Path(tempfile.mkdtemp(prefix="clinrl-gpu-run-"))
@@ -133,6 +136,9 @@ def main(arguments: list[str] | None = None) -> None:
         size.writing(prompt, prompt + written, rows) if written else 0,
     )
     what = f"{asked.method.upper()} {asked.shape} in {asked.kind}"
+    if asked.paths != "stock":
+        what += f", paths {asked.paths}"
+        print(json.dumps(trainer.loss_record()), file=sys.stderr)
     found = [
         (f"{what}, step", round(took["all"] / steps, 2), "s", f"{rows} rows, mean of {steps}"),
         (f"{what}, peak", round(shaped.held_gb(), 3), "GB", f"estimate {need / 1e9:.3f}"),
