@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
         folder = Path(name)
         command = [
             sys.executable, str(HERE / "training.py"), "grpo", asked.shape, asked.kind, "--steps", str(STEPS),
-            "--completion", "64", *(["--tiny"] if asked.tiny else []),
+            "--prompts", "2", "--completion", "16", *(["--tiny"] if asked.tiny else []),
         ]  # fmt: skip
         whole, again = folder / "whole.safetensors", folder / "again.safetensors"
         quiet = {"stdout": subprocess.DEVNULL, "check": False}

@@ -101,6 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Train two steps; print the rows."""
     parser = shaped.options("method", "shape", "kind")
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--prompts", type=int)
     parser.add_argument("--completion", type=int)
     parser.add_argument("--paths", default="stock")
     parser.add_argument("--kill", type=int, default=0)
@@ -117,6 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     nf4, numbers = asked.kind == "nf4", sizes(asked.method, asked.tiny)
     numbers |= {"steps": asked.steps} if asked.steps else {}
+    numbers |= {"prompts": asked.prompts} if asked.prompts else {}
     numbers |= {"max_completion": asked.completion} if asked.completion else {}
     numbers |= {"loss_path": asked.paths, "generation_path": asked.paths} if asked.paths != "stock" else {}
     model, tokenizer, _ = shaped.load(shaped.checkpoint(asked.shape, tiny=asked.tiny), nf4=nf4)

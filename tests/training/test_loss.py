@@ -279,6 +279,22 @@ def test_the_first_batch_with_a_signal_is_checked_and_those_before_are_not(train
     trainer.agrees = None
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_large_difference_in_bfloat16_is_held_against_what_more_padding_does_to_the_loss_of_trl(
+    monkeypatch, capsys, is_right
+):
+    trainer = trainer_of("qwen3", torch.bfloat16)
+    trainer.loss_path = "shared"
+    monkeypatch.setattr(loss, "BFLOAT16_TOLERANCE", 1e-6)  # as if the model were deep
+    with nullcontext() if is_right else falsified(2.0):
+        trainer._compute_loss(trainer.model, a_batch(live=True) | {"num_items_in_batch": torch.tensor(16)})
+    assert trainer.agrees is is_right
+    logged = trainer._metrics["train"]
+    assert 1e-6 < logged[loss.ROUNDING][0] < 0.1
+    assert (logged[GRADIENT_GAP][0] <= loss.ROUNDED * logged[loss.ROUNDING][0]) == is_right
+    assert ("differs from TRL's" in capsys.readouterr().err) != is_right
+
+
 def test_gradient_checkpointing_keeps_no_cache_so_that_dead_rows_alone_are_left_out(capsys):
     trainer = trainer_of("qwen3", gradient_checkpointing=True)
     trainer.loss_path, trainer.beta = "shared", 0.0
@@ -483,13 +499,13 @@ def test_episodes_go_on_from_their_turn_before_and_a_step_from_none(monkeypatch)
 
 
 @contextmanager
-def falsified() -> Iterator[None]:
-    """The shared path's log-probabilities are wrong by a hundredth."""
+def falsified(times: float = 1.01) -> Iterator[None]:
+    """The shared path's log-probabilities are wrong, by a hundredth."""
     right = scores.score
 
     def wrong(*arguments: object, **named: object) -> scores.Scores:
         found = right(*arguments, **named)
-        return scores.Scores(found.log_probs * 1.01, found.entropy)
+        return scores.Scores(found.log_probs * times, found.entropy)
 
     with mock.patch.object(scores, "score", wrong):
         yield

@@ -62,6 +62,9 @@ class Size:
     """Those of them that are held in 4 bits."""
     depth: int
     """Layers."""
+    widened: int
+    """Of a token that is only run: what the widest adapter adds to its matrix, twice in float32; 0 if all is float32,
+    where adapters lie in the weights meanwhile."""
     is_tiled: bool
     """Whether logits of a training are computed tile by tile, as on a GPU."""
     slack: float
@@ -82,10 +85,12 @@ class Size:
     def writing(self, prompt: int, tokens: int, rows: int) -> int:
         """Completions beside the weights: so many rows, of so many tokens with their prompts.
 
-        slack x (rows x (tokens x keys and values + states + vocabulary x 10) + the prompts' pass + largest matrix).
+        slack x (rows x (tokens x keys and values + states + vocabulary x 10) + the prompts' pass + largest matrix). In
+        that pass an adapter's products are held beside those of its matrix, in float32, which no autocast narrows.
         """
         held = rows * (tokens * self.token + self.row + self.vocab * LOGIT)
-        return round(self.slack * (held + rows * prompt * self.layer // PASSING + self.unpacked))
+        passing = self.layer // PASSING + self.widened
+        return round(self.slack * (held + rows * prompt * passing + self.unpacked))
 
     def looking(self, tokens: int) -> int:
         """Log-probabilities beside the weights: slack x (tokens x (vocabulary x 10 + a layer's pass) + a matrix)."""
@@ -152,6 +157,7 @@ def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tupl
         multiplied=sum(module.weight.numel() for module in linear.values()) + head.weight.numel(),
         packed=packed,
         depth=len(each),
+        widened=max((2 * 4 * module.out_features for module in adapted), default=0) if half else 0,
         is_tiled=half,
         slack=SLACK if half else CPU_SLACK,
     )
