@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from clinrl.errors import Refused
 from clinrl.models.estimate import GIB, NF4, TILE_TOKENS, TILE_WORDS, measure
 from clinrl.models.shapes import SHAPES
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False,
@@ -93,6 +95,21 @@ def test_less_at_once_needs_less():
     assert steps == sorted(steps)
     assert size.training(1500, 1, 1000, checkpointed=False) > steps[0]
     assert size.writing(500, 1500, 4) < size.writing(500, 1500, 8)
+
+
+@pytest.mark.parametrize(
+    ("command", "repo", "prompt"),
+    [
+        ("training grpo 9B nf4", "Qwen/Qwen3.5-9B", 147),
+        ("training grpo 3B nf4", "Qwen/Qwen2.5-3B-Instruct", 606),
+    ],
+)
+def test_the_estimate_of_64_completions_of_64_tokens_is_near_what_a_gpu_took(command, repo, prompt):
+    rows = json.loads((ROOT / "data/reports/bench_gpu.json").read_text())[command]["rows"]
+    measured_gb = next(row["value"] for row in rows if row["what"].endswith("peak"))
+    targets = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    size = measure(dict(SHAPES[repo]), nf4=True, half=True, rank=16, targets=targets)
+    assert 1.0 < (size.weights + size.writing(prompt, prompt + 64, 64)) / 1e9 / measured_gb < 1.05
 
 
 def test_a_gpu_holds_a_tile_of_the_logits_and_a_cpu_all_of_them():

@@ -293,6 +293,9 @@ def test_a_large_difference_in_bfloat16_is_held_against_what_more_padding_does_t
     assert 1e-6 < logged[loss.ROUNDING][0] < 0.1
     assert (logged[GRADIENT_GAP][0] <= loss.ROUNDED * logged[loss.ROUNDING][0]) == is_right
     assert ("differs from TRL's" in capsys.readouterr().err) != is_right
+    found = (AGREES, loss.LOSS_GAP, GRADIENT_GAP, loss.ROUNDING)
+    trainer.state.log_history = [{name: logged[name][0] for name in found}]
+    assert trainer.loss_record()["rounding"] == logged[loss.ROUNDING][0]
 
 
 def test_gradient_checkpointing_keeps_no_cache_so_that_dead_rows_alone_are_left_out(capsys):
