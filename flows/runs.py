@@ -14,15 +14,7 @@ from uuid import UUID
 import httpx
 from prefect import State, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    TaskRunFilter,
-    TaskRunFilterState,
-    TaskRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import StateType
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.context import ConcurrencyContext
@@ -119,8 +111,8 @@ def sweep(client: Any) -> list[UUID]:
                 client.release_concurrency_slots_with_lease(UUID(tag.removeprefix(_LEASE)))
         state: State[None] = Crashed(message="Its process was killed.")
         for task_run in client.read_task_runs(
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
-            task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN))),
+            flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
+            task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": _OPEN}}}),
         ):
             client.set_task_run_state(task_run.id, state, force=True)
         client.set_flow_run_state(run.id, state, force=True)
@@ -133,7 +125,7 @@ def sweep(client: Any) -> list[UUID]:
 def _unfinished(client: Any) -> list[Any]:
     """The runs that have not ended. The server lists 200 at a time, and hundreds may wait."""
     runs: list[Any] = []
-    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
+    unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}})
     while page := client.read_flow_runs(flow_run_filter=unfinished, offset=len(runs)):
         runs += page
     return runs
