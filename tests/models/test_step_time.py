@@ -1,8 +1,10 @@
 """What a training takes is reckoned from rates: each part follows the rate that bounds it."""
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
 from clinrl.models import needs, step_time
+from clinrl.models.estimate import measure
+from clinrl.models.shapes import SHAPES
 from clinrl.models.step_time import Rates, reckon
 from clinrl.runtime.gpus import Gpu
 
@@ -52,6 +56,23 @@ def test_a_loss_is_three_passes_of_two_operations_a_number(params: Params) -> No
     load = needs.workload(params, "esi-v49", Machine(), is_gpu=True)
     found = times(params, "esi-v49", replace(RATES, kernel_start_s=0.0)).loss_s
     assert found == pytest.approx(6 * load.policy.multiplied * 64 * (load.prompt + 1024) / 1e14 / step_time.REACHED)
+
+
+def test_completions_are_reckoned_near_what_a_gpu_took() -> None:
+    found = json.loads((ROOT / "data/reports/bench_gpu.json").read_text())
+    stated = {row["what"]: row["value"] for command in found.values() for row in command["rows"]}
+    rates = Rates(
+        device="NVIDIA H200",
+        operations_per_s=1e12 * stated["products of matrices"],
+        bytes_per_s=1e9 * stated["copies in memory"],
+        kernel_start_s=1e-6 * stated["start of a kernel"],
+    )
+    targets = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    policy = measure(dict(SHAPES["meta-llama/Llama-3.1-8B-Instruct"]), nf4=True, half=True, rank=16, targets=targets)
+    step: Any = SimpleNamespace(together=64, sampled=64, written=64, reads=1)
+    load: Any = SimpleNamespace(policy=policy, prompt=147)
+    took_s = stated["GRPO 8B in nf4, paths shared, generation"]
+    assert 0.9 < step_time._writing(load, step, rates) / took_s < 1.1
 
 
 def test_an_imitation_writes_nothing_and_rejection_sampling_before_its_steps(params: Params) -> None:
