@@ -31,6 +31,7 @@ COMMANDS = (
     ("operations.py",),
     *(("training.py", "sft", shape, "nf4") for shape in ("9B", "8B", "3B")),
     *(("training.py", "grpo", shape, "nf4") for shape in ("9B", "8B", "3B")),
+    ("training.py", "grpo", "8B", "nf4", "--paths", "shared"),
     ("training.py", "grpo", "3B", "bf16"),
     ("resume.py", "3B", "nf4"),
     ("exam.py", "exam", "9B", "nf4"),
