@@ -34,6 +34,7 @@ COMMANDS = (
     ("training.py", "grpo", "8B", "nf4", "--paths", "shared"),
     ("training.py", "grpo", "3B", "bf16"),
     ("resume.py", "3B", "nf4"),
+    ("commands.py",),
     ("exam.py", "exam", "9B", "nf4"),
     ("exam.py", "audit", "3B", "nf4"),
     ("judges.py",),
