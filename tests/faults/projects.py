@@ -162,7 +162,8 @@ def preload() -> None:
         import_module(name)
 
 
-MINED = {"task": "esi", "task_version": 2, "use": "mine", "mix": "natural", "cases": 120, "seed": 5}
+MINED = {"task": "esi", "task_version": 2, "use": "mine", "mix": "reporting", "cases": 320, "seed": 5}
+"""Enough cases of the rule that v2 misses for a draft to be made of them."""
 BUILT = (
     ("dataset", "d1"), ("dataset", "x1"), ("dataset", "m1"), ("validate", "d1"), ("validate", "x1"), ("validate", "m1"),
     ("evaluate", "esi-base"), ("probe", "v1"), ("train", "v1"), ("evaluate", "v1"), ("probe", "v2"), ("train", "v2"),
@@ -176,7 +177,7 @@ def doll(folder: Path) -> None:
     folder.mkdir(parents=True)
     fold = {"folds": {"v2-full": {"task": "esi", "version": "v2", "exam": "x1"}}, "blends": {}}
     exam = SECTIONS["datasets"]["x1"]
-    mine = {**MINED, "cases": EXAM}
+    mine = {**MINED, "mix": exam["mix"], "cases": EXAM}
     write_params(
         folder,
         merges=fold,

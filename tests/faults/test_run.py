@@ -20,11 +20,14 @@ import mutations
 import pytest
 import races
 import run
+import scripted
 from attempts import HUNG, RAISED, REFUSED, WENT_ON, forked
 
 import models
 from clinrl.errors import Refused
+from clinrl.evaluation.error_analysis import MIN_CASES, POOL
 from clinrl.provenance import lock
+from clinrl.tasks.base import get_task
 
 SEED = run.SEED
 pytestmark = pytest.mark.usefixtures("few_draws")  # with which the released project is made
@@ -56,6 +59,18 @@ def test_kills(tmp_path: Path, times: int, chain: kills.Chain) -> None:
     assert {name: kills.counted(records)[name] for name in ("differing", "doubled", "lost", "orphans")} == {
         "differing": 0, "doubled": 0, "lost": 0, "orphans": 0,
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", kills.CHAINS, ids=lambda chain: chain.name)
+def test_each_command_that_is_killed_ends_well_when_nobody_kills_it(tmp_path: Path, chain: kills.Chain) -> None:
+    assert list(kills.attack(tmp_path, 0, SEED, [chain])) == []
+
+
+def test_the_mine_data_of_a_released_project_has_what_a_draft_is_about() -> None:
+    mined = kills.projects.MINED
+    cases = get_task("esi").cases(mined["cases"], mined["seed"], pool=POOL, mix=mined["mix"])
+    assert sum(case.key.rule == scripted.MISSED for case in cases) >= MIN_CASES
 
 
 @pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False], ids=["every-use", "one-use"])
