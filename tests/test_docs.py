@@ -125,7 +125,6 @@ def test_every_path_that_is_quoted_exists(page: Path) -> None:
         *("data/cases", "data/adapters", "data/graded", "data/merged", "data/mined", "data/docs", "data/attestations"),
         *("data/exports", "data/dossiers", "data/preregistrations"),
         *("data/sources/mi", "data/reports/external", "data/reports/decisions", "data/reports/probe/esi-v51"),
-        "data/reports/bench_gpu.json",  # nobody has measured a GPU
         *("src/clinrl/tasks/qsofa", "params/qsofa"),  # which the tutorial adds
     )
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -136,7 +135,7 @@ def test_every_path_that_is_quoted_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=named)
 def test_every_report_that_is_named_exists(page: Path) -> None:
     """Wherever it is named, in a command too; but for placeholders, and for what only some machine has."""
-    away = ("external/", "decisions.jsonl", "seeds/", "probe/esi-v51", "bench_gpu.json")
+    away = ("external/", "decisions.jsonl", "seeds/", "probe/esi-v51")
     for path in re.findall(r"data/reports/([\w./@<-]*[\w/])", page.read_text(encoding="utf-8")):
         if not path.startswith(away) and not re.search(r"<|[A-Z]{4}", path):
             assert (ROOT / "data/reports" / path).exists(), path

@@ -98,11 +98,12 @@ def test_each_command_runs_at_a_tiny_shape_on_the_cpu(command: tuple[str, ...], 
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout.splitlines()[-1])
     assert rows
-    for what, value, unit, note in rows:
+    for what, value, unit, note, *interval in rows:
         assert isinstance(what, str)
         assert isinstance(note, str)
         assert isinstance(value, int | float)
         assert unit in UNITS
+        assert not interval or interval[0] <= value <= interval[1]
 
 
 @pytest.mark.gpu

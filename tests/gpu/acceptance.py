@@ -25,7 +25,8 @@ REPORT = shaped.ROOT / "data/reports/bench_gpu.json"
 LIMIT_S = 600
 ROOM = 80e9
 """Bytes on disk: five checkpoints in bfloat16, and one that is folded."""
-ROW = ("what", "value", "unit", "note")
+ROW = ("what", "value", "unit", "note", "low", "high")
+"""The last two where a value has an interval, of 95%."""
 COMMANDS = (
     *(("load.py", shape, kind) for shape in ("9B", "8B", "3B") for kind in ("nf4", "bf16")),
     ("operations.py",),
@@ -86,7 +87,7 @@ def measure(commands: Any, report: Path, machine: dict[str, Any], models: Path, 
                 command, cwd=shaped.ROOT, env=os.environ | {shaped.MODELS: str(models)}, capture_output=True, text=True,
                 timeout=LIMIT_S, check=True,
             )  # fmt: skip
-            rows = [dict(zip(ROW, row, strict=True)) for row in json.loads(done.stdout.splitlines()[-1])]
+            rows = [dict(zip(ROW, row, strict=False)) for row in json.loads(done.stdout.splitlines()[-1])]
             kept[name] = {"machine": machine, "rows": rows}
         except (subprocess.SubprocessError, ValueError, IndexError) as error:
             failed = True

@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the rows."""
     asked = shaped.options().parse_args(arguments)
     project = prepared(asked.tiny)
-    rows: list[tuple[str, float, str, str]] = [
+    rows: list[tuple[Any, ...]] = [
         (f"clinrl train {version}", round(given(project, "train", version), 1), "s", "imports included")
         for version in (FIRST, SECOND)
     ]
@@ -116,11 +116,12 @@ def main(arguments: list[str] | None = None) -> None:
         taken_s = given(project, "evaluate", name)
         answers = sum(len(file.read_text().splitlines()) for file in (project / paths.graded(name)).glob("*.jsonl"))
         rows.append((f"clinrl evaluate {name}", round(60 * answers / taken_s, 1), "cases/min", "both modes, imports"))
-        summary = json.loads((project / paths.report(name) / "summary.json").read_text(encoding="utf-8"))
-        cpu = json.loads((shaped.ROOT / paths.report(name) / "summary.json").read_text(encoding="utf-8"))
         for mode in ("think", "direct"):
-            note = f"{answers // 2} cases, one seed; embedded, same numbers: {cpu[mode]['exact']}"
-            rows.append((f"{name}, {mode}, exact", summary[mode]["exact"], "", note))
+            found = json.loads((project / paths.report(name) / f"{mode}.json").read_text(encoding="utf-8"))["metrics"]
+            for measure in ("exact", "critical_under"):
+                one = found[measure]
+                note = f"{one['n']} cases, one seed"
+                rows.append((f"{name}, {mode}, {measure}", one["value"], "", note, one["low"], one["high"]))
     rows.append((f"clinrl merge {FOLD}", round(given(project, "merge", FOLD), 1), "s", "fold and its comparison"))
     print(json.dumps(rows))
 
