@@ -278,6 +278,27 @@ def test_every_interval_on_a_page_is_one_of_a_report_that_the_page_names(page: P
     assert not written - {estimate for file in files for estimate in forms(file)}
 
 
+@pytest.mark.parametrize(
+    "report", sorted((ROOT / "data/reports/comparisons").glob("*.json")), ids=lambda file: file.stem
+)
+def test_shares_of_labels_are_of_all_that_is_decided(report: Path) -> None:
+    """Of each decision of an episode, too."""
+    for section in json.loads(report.read_text(encoding="utf-8"))["sections"]:
+        for shares in (section["right"], *(row["answered"] for row in section["rows"])):
+            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-5)
+        assert section["right"][section["commonest"]] == max(section["right"].values())
+
+
+def test_a_draft_of_the_year_has_its_figures_by_mode() -> None:
+    page = (ROOT / "docs/year.md").read_text(encoding="utf-8")
+    drafts = json.loads((ROOT / "data/reports/year.json").read_text(encoding="utf-8"))["drafts"]
+    for name, draft in drafts.items():
+        if exam := draft["exam"]:
+            row = next(line for line in page.splitlines() if line.startswith(f"| {draft['week']} | {name} |"))
+            for measure in ("exact", "critical_under"):
+                assert f"| {exam['think'][measure]:.1%}, {exam['direct'][measure]:.1%} |" in row
+
+
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
     """What its sentences say; its tables are generated."""
     report = json.loads((ROOT / "data/reports/comparisons/esi-series.json").read_text(encoding="utf-8"))

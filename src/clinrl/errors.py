@@ -158,6 +158,10 @@ class RegistryError(Refused):
     """The model registry did not do what was asked: names the server, the model or the alias."""
 
 
+class Unregistered(RegistryError):
+    """The model registry was asked, and has no such model, version or alias."""
+
+
 class SignatureError(Refused):
     """A key or a signature is not what it must be: names the file, and what to do; never a secret."""
 
@@ -185,6 +189,7 @@ def did_you_mean(value: object, allowed: Collection[object]) -> str:
     task, mark, _ = text.partition("-")
     own = [name for name in names if mark and name.startswith(f"{task}-")] or names
     near = difflib.get_close_matches(text, own, n=1) or difflib.get_close_matches(text, names, n=1)
+    own = own if not near or near[0] in own else names
     listed = ", ".join(own[:MAX_NAMES]) or "none"
     more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""
     return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"

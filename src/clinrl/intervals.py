@@ -222,7 +222,7 @@ def average(runs: Runs, *, is_share: bool = False) -> Estimate:
     return _within(0.0 if is_share else -math.inf, value, reach, runs.n, 1.0 if is_share else math.inf)
 
 
-def average_difference(mine: Runs, theirs: Runs, *, is_share: bool = False) -> Difference:
+def average_difference(mine: Runs, theirs: Runs, *, is_share: bool = False, level: float = LEVEL) -> Difference:
     """The mean over my runs less that over theirs, its interval, and the two-sided p of no difference.
 
     The variance of cases is that of draws which both are asked, times m / (m - 1) for m independent ones, with m - 1
@@ -249,7 +249,7 @@ def average_difference(mine: Runs, theirs: Runs, *, is_share: bool = False) -> D
     else:
         p = float(brentq(lambda level: spread.reach(level) - abs(value), LEAST_P, most))
     end = 1.0 if is_share else math.inf
-    estimate = _within(-end, value, spread.reach(1 - LEVEL), min(mine.n, theirs.n), end)
+    estimate = _within(-end, value, spread.reach(1 - level), min(mine.n, theirs.n), end)
     return Difference(estimate, float(f"{p:.4g}"), spread)
 
 

@@ -20,7 +20,7 @@ REPORT = json.loads((ROOT / "data/reports/retraining.json").read_bytes())
 GIVEN = World.model_validate(REPORT["studies"][0]["world"])
 USELESS, ONCE, UNTIL = (
     "every draft is useless", "one in the year is two points better, the others useless",
-    "every draft is two points better, until one passes",
+    "every draft is two points better than the champion of its week",
 )  # fmt: skip
 
 LOPSIDED = 3

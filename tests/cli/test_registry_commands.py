@@ -210,11 +210,15 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
         (mode, metric) for mode in ("think", "direct") for metric in ("exact", "critical_under")
     ]
     exact = rows[0]
-    assert (int(exact["v1"]) > 0, exact["v3"], float(exact["p"]) < 0.05) == (True, "0", True)
+    assert (int(exact["only v1"]) > 0, exact["only v3"], float(exact["p"]) < 0.05) == (True, "0", True)
     _, same, _ = run("compare", "v1", "v1")
     assert {row["p"] for row in same} == {"1"}
     code, _, err = run("compare", "v1", "../v3")
     assert (code, "'../v3' is no name that `clinrl compare` knows; allowed: " in err) == (2, True)
     assert run("compare", "recipes", "--json")[0] == 2
+    code, dumped, _ = run("compare", "v1", "v3", "--json")
+    first = dumped[0]
+    assert (code, first["mode"], first["name"], first["other"], first["b"]) == (0, "think", "v1", "v3", int(exact["only v1"]))
+    assert first["difference"]["low"] < first["difference"]["value"] < first["difference"]["high"]
     code, _, err = run("lookup", "esi")
     assert (code, err) == (2, "clinrl: WHICH is missing: champion, candidate, previous, a version of esi or a number\n")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from clinrl.analysis.paired import Answers
-from clinrl.release.form import gain
+from clinrl.release.form import gain, paired_change
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
 
@@ -56,6 +56,20 @@ def test_a_cluster_counts_once():
     worse = wrong([0, 1, 5, 6, 10, 11, 15])
     change, p = gain(share("exact"), by_mode(GOLDS, GOLDS, clusters=clusters), by_mode(worse, worse, clusters=clusters))
     assert (change.value, p) == (0.175, 1 / 16)
+
+
+def test_where_cases_are_alike_a_change_is_bounded_at_any_level():
+    """Below the level of a single draw a bootstrap says the same of all levels."""
+    mine, theirs = (
+        answered("think", some, GOLDS, [str(i // 5) for i in range(len(GOLDS))])
+        for some in (wrong([0, 6]), wrong([1, 10, 11]))
+    )
+    levels = [0.95, 1 - 2e-3, 1 - 2e-4, 1 - 2e-5, 1 - 2e-6]
+    found = [paired_change(share("exact"), "exact", mine, theirs, level) for level in levels]
+    lows = [one.low for one in found if one is not None]
+    assert len(lows) == len(set(lows)) == len(levels)
+    assert lows == sorted(lows, reverse=True)
+    assert {one.value for one in found if one is not None} == {0.025}
 
 
 def test_only_cases_count_for_which_the_share_is_defined():

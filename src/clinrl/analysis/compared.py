@@ -44,7 +44,7 @@ class Row(Strict):
     """The columns of the comparison, and `no_parse`."""
     qualities: Figures
     answered: dict[str, float]
-    """Share of the answers by label, unreadable ones last; all seeds together."""
+    """Share of the answers by label, or of the decisions of an episode, unreadable ones last; all seeds together."""
     confusion: Confusion
     """All seeds together."""
 
@@ -88,7 +88,7 @@ class Section(Strict):
     clusters: int | None
     """How many clusters the cases are of; None for a task whose cases are by themselves."""
     right: dict[str, float]
-    """Share of the cases by gold label."""
+    """Share of the cases by gold label, or of the decisions of episodes."""
     commonest: str
     """The commonest gold label."""
     rows: tuple[Row, ...]

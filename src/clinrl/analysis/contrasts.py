@@ -5,14 +5,14 @@ the same cases and on the same draws of them. Pure functions of records: no file
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, starmap
+from statistics import fmean
 from typing import Any
 
 from clinrl.analysis.compared import ALL, COMMONEST, Contrast, Figure, Kind, Row, Section, ViewRow
-from clinrl.analysis.exam import Confusion, Estimates, column, columns, confusion, share
+from clinrl.analysis.exam import Confusion, Estimates, confusion, share
 from clinrl.analysis.paired import paired_on
 from clinrl.analysis.power import detectable_from, spread_of
 from clinrl.analysis.preregistration import PrimaryTest, Registration
@@ -31,7 +31,7 @@ from clinrl.intervals import (
     runs_of,
     runs_of_means,
 )
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Case, Estimate, Unreadable
 
@@ -68,8 +68,8 @@ def section(
     held = [cases[i] for i in of]
     golds = [task.label(case) for case in held]
     clusters = clusters_of(task, held)
-    counts = Counter(golds)
-    commonest = max(task.labels, key=lambda label: counts[label])
+    right = confusion(task, golds, golds).right
+    commonest = max(task.labels, key=lambda label: right[str(label)])
     here = [_at(entry, of) for entry in entries]
     measured = {entry.name: _measured(task, golds, entry, clusters, chosen, commonest) for entry in here}
     rows = [
@@ -82,17 +82,18 @@ def section(
             qualities={name: _mean_figure(task, name, runs) for name in entry.qualities
                        if (runs := measured[entry.name].get(name))}
             | ({name: _reported(some) for name, some in entry.reported.items()} if part == ALL else {}),
-            answered=_answered(task, entry),
-            confusion=_summed([confusion(task, golds, run) for run in entry.answers]),
+            answered=_answered(counts),
+            confusion=counts,
         )
         for entry in here
+        if (counts := _summed([confusion(task, golds, run) for run in entry.answers]))
     ]  # fmt: skip
     return Section(
         mode=mode,
         part=part,
         n=len(held),
         clusters=None if clusters is None else len(set(clusters)),
-        right={str(label): _round(counts[label] / len(held)) for label in task.labels},
+        right={label: _round(count / sum(right.values())) for label, count in right.items()},
         commonest=str(commonest),
         rows=tuple(rows),
         contrasts=_contrasts(task, golds, {entry.name: entry for entry in here}, measured, spec.tests, chosen[0]),
@@ -122,10 +123,14 @@ def _measured(
     task: Task, golds: Sequence[Any], entry: Entry, clusters: Sequence[str] | None, chosen: Sequence[str], common: Any
 ) -> dict[str, Runs]:
     """Everything that is measured on single cases, where it is defined: `chosen`, qualities, and shares of answers."""
+
+    def given(gold: Any, answer: Any) -> float:
+        return fmean(label == common for _, label in parts_of(task, gold, answer))
+
     found = {name: _metric(task, name, golds, entry.answers, clusters) for name in chosen}
     for name, verdicts in (
         ("no_parse", [[float(isinstance(answer, Unreadable)) for answer in run] for run in entry.answers]),
-        (COMMONEST, [[float(answer == common) for answer in run] for run in entry.answers]),
+        (COMMONEST, [list(starmap(given, zip(golds, run, strict=True))) for run in entry.answers]),
     ):
         found[name] = runs_of_means(verdicts, clusters)
     for name, values in entry.qualities.items():
@@ -179,9 +184,9 @@ def _reported(estimates: Sequence[Estimate]) -> Figure:
     )
 
 
-def _answered(task: Task, entry: Entry) -> dict[str, float]:
-    counts = Counter(column(answer) for run in entry.answers for answer in run)
-    return {name: _round(counts[name] / counts.total()) for name in columns(task)}
+def _answered(counts: Confusion) -> dict[str, float]:
+    given = {name: sum(row[place] for row in counts.counts) for place, name in enumerate(counts.columns)}
+    return {name: _round(count / sum(given.values())) for name, count in given.items()}
 
 
 def _summed(tables: Sequence[Confusion]) -> Confusion:

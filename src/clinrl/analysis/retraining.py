@@ -48,7 +48,7 @@ SCENARIOS: Mapping[str, Gains] = {
     "every draft is half a point worse": _always(-0.5 * POINT),
     "one in the year is a point better, the others useless": _once(POINT),
     "one in the year is two points better, the others useless": _once(2 * POINT),
-    "every draft is two points better, until one passes": _always(2 * POINT),
+    "every draft is two points better than the champion of its week": _always(2 * POINT),
     "drafts from a point worse to a point better, at random": _mixed,
 }
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from clinrl.config.params import load_params
-from clinrl.errors import echo
+from clinrl.errors import ParamsError, echo
 from clinrl.reports.tables import show
 from clinrl.signing import approval
 from clinrl.signing import keys as ring
@@ -17,6 +17,9 @@ def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: s
     """Make this checkout's key, list which keys count for what, let one more count, or vouch for the audit log."""
     if action == "vouch":
         return _vouch(source, reason)
+    root = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / source).exists()), Path.cwd())
+    if root != Path.cwd():
+        raise ParamsError(f"keys are of a project, and {root} above this folder is one; start in the project's root")
     if action == "init":
         rows = [_row(ring.OURS, ring.init(), HERE)]
     elif action == "trust":

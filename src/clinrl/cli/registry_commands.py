@@ -137,20 +137,21 @@ def compare(params: Params, source: Path, name: str, other: str | None = None, *
         make(params, source, "compare", name)
         return
     check_name(params, other, "compare", task=check_name(params, name, "compare"))
+    tests = [(mode, test) for mode, some in notebook.compare(params, name, other).items() for test in some]
     rows = [
         {
             "mode": mode,
             "metric": test.metric,
-            name: test.b,
-            other: test.c,
+            f"only {name}": test.b,
+            f"only {other}": test.c,
             "n": test.difference.n,
             "difference": f"{test.difference.value:+.4f} [{test.difference.low:+.4f}, {test.difference.high:+.4f}]",
             "p": f"{test.p:.4g}",
         }
-        for mode, tests in notebook.compare(params, name, other).items()
-        for test in tests
+        for mode, test in tests
     ]
-    show(tuple(rows[0]), rows, as_json=as_json)
+    dumped = [{"mode": mode, "name": name, **test.model_dump(mode="json")} for mode, test in tests]
+    show(tuple(rows[0]), rows, as_json=as_json, content=dumped)
 
 
 def draft(

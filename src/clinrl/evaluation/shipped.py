@@ -47,7 +47,9 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
     """
     with chdir(FOLDER if FOLDER.is_dir() else Path()):
         if not Path("params.yaml").exists():
-            raise ArtefactError("no models are here; install the wheel that `make wheel` writes in a checkout")
+            raise ArtefactError(
+                "no models are here; install the wheel that `make wheel` writes, or start in the root of a checkout"
+            )
         params = load_params()
         model = params.model(_version(params, name))
         task, digests = model.task, made_of(model.task, model.folder)
@@ -67,7 +69,8 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
         print(json.dumps(shown | {"modes": dumped, "exam": model.exam, "rows": rows}, indent=2, ensure_ascii=False))
         return
     end = f"Right is {answer_text(right)}" + (f", by the rule {rule}.\n" if rule else ".\n")
-    head = f"{model.name} on its exam {model.exam}, beside its parent and the best rivals. {reports[0].note}"
+    beside = "beside its parent, the best way to ask the parent, and the best rivals"
+    head = f"{model.name} on its exam {model.exam}, {beside}. {reports[0].note}"
     _print("\n".join([*(write(one, is_again=one != episodes[0]) for one in episodes), end, head]))
     tables.show([*rows[0]], rows, as_json=False)
 
@@ -80,7 +83,8 @@ def _version(params: Params, name: str) -> str:
     if wanted := [version for version, spec in params.versions.items() if name in (version, spec.task)]:
         do = f"name one of {', '.join(here)}, or " if here else ""
         raise ParamsError(f"no trained version of {name} is here; {do}run `dvc repro evaluate@{wanted[0]}`")
-    raise ParamsError(f"{format_value(name)} is neither a version nor a task; {did_you_mean(name, params.versions)}")
+    known = [*params.bases, *params.versions]
+    raise ParamsError(f"{format_value(name)} is neither a version nor a task; {did_you_mean(name, known)}")
 
 
 def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str, Any]]:

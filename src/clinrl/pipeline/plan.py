@@ -89,11 +89,11 @@ def draw(params: Params, task: str = "", *, gates: Mapping[str, str]) -> None:
     states = dvc_states({address for row in stages.values() for address in row.values()})
     for one in tasks:
         nodes = list(_tree(params, f"{one}-base", []))
-        width = max(len(drawn) for _, drawn, _ in nodes)
+        width, kinds = (max(len(node[place]) for node in nodes) for place in (1, 2))
         for name, drawn, kind in nodes:
             row: Mapping[str, State] = {stage: states[address] for stage, address in stages[name].items()}
             gate = f"  gate {gates[name]}" if name in gates else ""
-            print(f"{drawn:<{width}}  {kind:<5}  {first_open(row)}{gate}")
+            print(f"{drawn:<{width}}  {kind:<{kinds}}  {first_open(row)}{gate}")
 
 
 def _members(params: Params, task: str) -> Iterator[str]:

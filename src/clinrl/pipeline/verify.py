@@ -24,7 +24,7 @@ from typing import Any, Literal
 from clinrl import paths
 from clinrl.artifacts import files_of, identity, read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
-from clinrl.errors import ArtefactError, Refused, echo
+from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
 from clinrl.provenance.stages import FIRST
 from clinrl.reports.tables import show
@@ -200,7 +200,7 @@ def _target(address: str, params: Params) -> str:
     for task in params.bases:
         targets |= {f"{task}-base": f"baseline@{task}", f"base@{task}": f"base@{task}"}
     if address not in targets:
-        raise Refused(f"{address!r} cannot be verified; HEAD has {', '.join(targets)}")
+        raise ParamsError(f"{address!r} cannot be verified; {did_you_mean(address, targets)}")
     return targets[address]
 
 

@@ -23,7 +23,7 @@ from clinrl.artifacts import MANIFEST, digest, exclusive, identity, read_manifes
 from clinrl.config.base import NAME
 from clinrl.config.params import Params
 from clinrl.data import validate
-from clinrl.errors import RegistryError, did_you_mean, format_value
+from clinrl.errors import RegistryError, Unregistered, did_you_mean, format_value
 from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model
 from clinrl.registry.model_folder import check_signature, download, own_folder
 from clinrl.registry.pyfunc import MERGED, read
@@ -150,9 +150,9 @@ def find(model: str, which: str, *, digest: str | None = None) -> Entry:
     if fitting := [entry for entry in known if which in (entry.name, str(entry.number))]:
         return next((entry for entry in fitting if entry.digest == digest), fitting[-1])
     if not known:
-        raise RegistryError(f"no model {model} is registered in {place(store())}; run `clinrl register` first")
+        raise Unregistered(f"no model {model} is registered in {place(store())}; run `clinrl register` first")
     allowed = {word for entry in known for word in (*entry.aliases, entry.name, str(entry.number))}
-    raise RegistryError(f"the registered model {model} has no {format_value(which)}; {did_you_mean(which, allowed)}")
+    raise Unregistered(f"the registered model {model} has no {format_value(which)}; {did_you_mean(which, allowed)}")
 
 
 def by_digest(model: str, digest: str | None) -> Entry | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers, ByMode
-from clinrl.intervals import LEVEL, mean, no_better, paired, rate
+from clinrl.intervals import LEVEL, average_difference, mean, no_better, paired, rate, runs_of_means
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict, Unreadable
@@ -84,7 +84,11 @@ def value_of(task: Task, metric: str, answers: Answers) -> Estimate | None:
 def paired_change(
     kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers, level: float = LEVEL
 ) -> Estimate | None:
-    """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them."""
+    """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them.
+
+    Where cases are alike within clusters, it has Student's t for the clusters, and not the ends of a bootstrap, whose
+    draws are too few for the levels that late looks leave.
+    """
     pairs = _verdicts(kind, mine, theirs)
     if not pairs:
         return None
@@ -92,7 +96,10 @@ def paired_change(
     if mine.clusters is None:
         return paired(metric, theirs.name, a, b, level).difference
     clusters = [mine.clusters[i] for i in pairs]
-    return mean([float(x) - float(y) for x, y in zip(a, b, strict=True)], clusters, level)
+    first, second = (runs_of_means([[*map(float, side)]], clusters) for side in (a, b))
+    assert first
+    assert second  # since there are pairs
+    return average_difference(first, second, is_share=True, level=level).estimate
 
 
 def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | None:

@@ -15,7 +15,7 @@ from clinrl import artifacts, paths
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import is_import, read_cases
-from clinrl.errors import ArtefactError, Refused, RegistryError
+from clinrl.errors import ArtefactError, Refused, RegistryError, Unregistered
 from clinrl.evaluation.evaluate import check_apart
 from clinrl.models import bases
 from clinrl.provenance import lock, statements
@@ -220,9 +220,11 @@ def _registry_link(params: Params, name: str, manifest: Manifest) -> Link:
     model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
         entry = versions.find(model, name, digest=digest)
-    except RegistryError as error:
+    except Unregistered as error:
         why = str(error)
         return _link(name, "registry", lambda: _check_unregistered(params, model, name, digest, why), "open")
+    except RegistryError as error:  # it cannot be asked, which says nothing of what it holds
+        return Link(version=name, link="registry", state="broken", digest="", says=str(error))
     return _link(name, "registry", lambda: _check_registered(params, name, entry, manifest))
 
 
@@ -302,11 +304,15 @@ def _check_decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) 
         raise Refused(f"the registry's tag decision of {name} is none of the audit log's; run `clinrl decide {name}`")
     body = known[digest]
     measured = [finding for finding in body["findings"] if finding["observed"] is not None]
-    named = [finding for finding in measured if not (finding["passed"] and finding["limit"].startswith("above "))]
+    named = [
+        finding
+        for finding in measured
+        if not finding["passed"] or (body["promote"] and not finding["limit"].startswith("above "))
+    ]
     numbers = [
         f"{finding['metric']} ({finding['mode']}) {finding['observed']:.4g} for {finding['limit']}" for finding in named
     ]
-    if beaten := len(measured) - len(named):
+    if body["promote"] and (beaten := len(measured) - len(named)):
         numbers.append(f"{beaten} comparisons with simple policies")
     return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {', '.join(numbers)}"
 

@@ -57,7 +57,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
     with _moving(model):
         entry = versions.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
-            raise GateError(f"{name} may not be promoted: {decision.reasons[0]}")
+            raise GateError(f"{name} may not be promoted: {'; '.join(decision.reasons)}")
         if (decision.candidate, decision.candidate_digest) != (name, entry.digest):
             raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
         if approved:

@@ -39,17 +39,19 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    widths = [max(len(column), *(len(_cell(row[column])) for row in rows), 0) for column in columns[:-1]]
+
     def table(columns: Sequence[str]) -> Table:
         drawn = Table(box=None, pad_edge=False, header_style="bold")
+        whole = sum(widths[:2]) <= console.width // 2  # names that leave room for the rest
         for number, column in enumerate(columns):
-            drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # the first two name the row
+            drawn.add_column(column, overflow="fold", no_wrap=whole and number < 2)  # the first two name the row
         for row in rows:
             cells = [_cell(row[column]) for column in columns]
             drawn.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in cells))
         return drawn
 
-    console = Console()
-    widths = [max(len(column), *(len(_cell(row[column])) for row in rows), 0) for column in columns[:-1]]
     fits = not narrow or sum(width + 2 for width in widths) + LAST <= console.width
     console.print(table(columns if fits else narrow))
 
