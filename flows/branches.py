@@ -67,15 +67,9 @@ def go_on(of: str, may_change: Collection[str]) -> None:
     """
     if not offers(of):
         return
-    allowed = _from_the_root(may_change)
-    base, changed = _changes(of)
-    inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
-    if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
-        raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
-    log = next(iter(_from_the_root([str(paths.audit_log())])))
-    held = _lines(base, log)  # whose last line a kill may have cut short
-    if log in inside and not _lines("FETCH_HEAD", log).startswith(held[: held.rfind("\n") + 1]):
-        raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
+    git("fetch", "--quiet", "origin", f"refs/heads/{of}")
+    _check(of, git("merge-base", "HEAD", "FETCH_HEAD"), "FETCH_HEAD", may_change)
+    before = git("rev-parse", "HEAD")
     try:
         git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
     except Refused:
@@ -85,6 +79,11 @@ def go_on(of: str, may_change: Collection[str]) -> None:
             f"branch {of} does not merge with {git('rev-parse', '--short', 'HEAD')}: both changed the same; merge it "
             f"by hand, or give it up with `git push origin --delete {of}`"
         ) from None
+    try:  # of several commits in common git names one: against that alone, what another brought could be taken back
+        _check(of, before, "HEAD", may_change)
+    except Refused:
+        git("reset", "--quiet", "--hard", before)
+        raise
 
 
 def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_shared: bool = False) -> list[str]:
@@ -96,8 +95,9 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
     were taken. Raises Refused if the branch changes anything but entries and outputs of these stages, or says that they
     write what they do not: a worker that does is broken, or not ours.
     """
-    base, changed = _changes(of)
-    theirs = _entries("FETCH_HEAD")
+    git("fetch", "--quiet", "origin", f"refs/heads/{of}")
+    base = git("merge-base", "HEAD", "FETCH_HEAD")
+    changed, theirs = _changes(of, base, "FETCH_HEAD"), _entries("FETCH_HEAD")
     before, after, ours = dict(_entries(base)), dict(theirs), dict(_entries("HEAD"))  # as text
     new = {address: text for address, text in after.items() if before.get(address) != text}
     outs, lock = _from_the_root(path for written in stages.values() for path in written), _from_the_root([str(LOCK)])
@@ -148,17 +148,27 @@ def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collect
     return reasons
 
 
-def _changes(of: str) -> tuple[str, list[str]]:
-    """Fetch a branch. Returns the commit that it has in common with this one, and the files that it changes.
+def _check(of: str, old: str, new: str, may_change: Collection[str]) -> None:
+    """Refuse a branch for what it changes between two commits, as `go_on` says. Raises Refused."""
+    allowed, changed = _from_the_root(may_change), _changes(of, old, new)
+    inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
+    if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
+        raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
+    log = next(iter(_from_the_root([str(paths.audit_log())])))
+    held = _lines(old, log)  # whose last line a kill may have cut short
+    if log in inside and not _lines(new, log).startswith(held[: held.rfind("\n") + 1]):
+        raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
+
+
+def _changes(of: str, old: str, new: str) -> list[str]:
+    """The files that a branch changes between two commits.
 
     Raises Refused if one of them is a link or a program: what is written to it later would land elsewhere.
     """
-    git("fetch", "--quiet", "origin", f"refs/heads/{of}")
-    base = git("merge-base", "HEAD", "FETCH_HEAD")
-    lines = [line.split("\t") for line in git("diff", "--raw", "--no-renames", base, "FETCH_HEAD").splitlines()]
+    lines = [line.split("\t") for line in git("diff", "--raw", "--no-renames", old, new).splitlines()]
     if odd := [path for about, path in lines if about.split()[1] not in (PLAIN, GONE)]:
         raise Refused(f"branch {of} brings {odd[0]} as a link or a program; see who pushed it, and delete it")
-    return base, [path for _, path in lines]
+    return [path for _, path in lines]
 
 
 def _entries(commit: str) -> Stages:

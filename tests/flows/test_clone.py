@@ -341,6 +341,41 @@ def test_a_branch_that_brings_what_dvc_or_git_obeys_is_refused(checkout: Path, b
         branches.go_on(to, ["data/reports"])
 
 
+@pytest.mark.parametrize(
+    ("brought", "sentence"),
+    [("src/code.py", "changes src/code.py, which no retraining does"), (str(paths.audit_log()), "lacks lines of")],
+)
+def test_what_one_side_of_a_merge_brought_is_taken_back_by_no_branch_that_has_the_other_side_s_files(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, brought: str, sentence: str
+) -> None:
+    """Two commits are the last in common then. Git names the younger one, from which such a branch hardly differs."""
+
+    def committed(day: int, path: str, text: str) -> str:
+        monkeypatch.setenv("GIT_COMMITTER_DATE", f"2026-01-0{day}T00:00:00")
+        write_text(Path(path), text)
+        git("add", "--all")
+        git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", path)
+        return git("rev-parse", "HEAD")
+
+    committed(1, brought, "first\n")
+    git("checkout", "-qb", "topic")
+    theirs = committed(2, brought, "first\nsecond\n")
+    git("checkout", "-q", "main")
+    ours = committed(3, "README.md", "")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    git(*author, "merge", "-q", "--no-ff", "-m", "both", "topic")
+    evil = git(*author, "commit-tree", f"{ours}^{{tree}}", "-p", ours, "-p", theirs, "-m", "evil")
+    monkeypatch.delenv("GIT_COMMITTER_DATE")
+    git("push", "-q", "origin", "main", f"{evil}:refs/heads/built/retrain-esi")
+    assert git("merge-base", "main", evil) == ours
+    with clone.at(clone.head(), "retrain"):
+        with pytest.raises(Refused, match=sentence):
+            branches.go_on("built/retrain-esi", ["data/reports"])
+        assert Path(brought).read_text() == "first\nsecond\n"
+        assert git("status", "--porcelain") == ""
+        assert git("rev-parse", "HEAD") == git("-C", str(checkout), "rev-parse", "HEAD")
+
+
 def test_a_branch_that_brings_a_link_is_refused_by_whoever_takes_it(checkout: Path) -> None:
     def change() -> None:
         trained("v1")

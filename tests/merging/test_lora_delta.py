@@ -190,17 +190,17 @@ def test_scales_and_ranks_are_those_of_peft(tmp_path):
 
 
 REFUSED = {
-    "DoRA": ({"use_dora": True}, "uses use_dora, which is not supported"),
+    "DoRA": ({"use_dora": True}, "uses 'use_dora', which is not supported"),
     "biases": ({"bias": "lora_only"}, "has trained biases"),
-    "modules to save": ({"modules_to_save": ["lm_head"]}, "uses modules_to_save"),
-    "parameters": ({"target_parameters": ["experts.w"]}, "uses target_parameters"),
-    "token rows": ({"trainable_token_indices": [1]}, "uses trainable_token_indices"),
-    "biases of LoRA": ({"lora_bias": True}, "uses lora_bias"),
-    "QA-LoRA": ({"use_qalora": True}, "uses use_qalora"),
-    "repeated layers": ({"layer_replication": [[0, 1]]}, "uses layer_replication"),
-    "something of tomorrow": ({"use_novelty": {"rank": 3}}, "uses use_novelty"),
+    "modules to save": ({"modules_to_save": ["lm_head"]}, "uses 'modules_to_save'"),
+    "parameters": ({"target_parameters": ["experts.w"]}, "uses 'target_parameters'"),
+    "token rows": ({"trainable_token_indices": [1]}, "uses 'trainable_token_indices'"),
+    "biases of LoRA": ({"lora_bias": True}, "uses 'lora_bias'"),
+    "QA-LoRA": ({"use_qalora": True}, "uses 'use_qalora'"),
+    "repeated layers": ({"layer_replication": [[0, 1]]}, "uses 'layer_replication'"),
+    "something of tomorrow": ({"use_novelty": {"rank": 3}}, "uses 'use_novelty'"),
     "PiSSA": ({"init_lora_weights": "pissa"}, "was started by 'pissa', which alters the base"),
-    "another kind": ({"peft_type": "IA3"}, "is a IA3 adapter; only LoRA"),
+    "another kind": ({"peft_type": "IA3"}, "is a 'IA3' adapter; only LoRA"),
 }
 
 
@@ -224,7 +224,7 @@ def test_fields_without_effect_are_no_reason_to_refuse(tmp_path):
 UNFIT = {
     "an embedding": ({"base_model.model.e.lora_embedding_A": torch.ones(2, 3)}, "not a LoRA factor of a linear layer"),
     "a saved module": ({"base_model.model.lm_head.weight": torch.ones(2, 3)}, "not a LoRA factor of a linear layer"),
-    "one factor": ({"base_model.model.k.lora_A.weight": torch.ones(2, 3)}, "one of the two factors of k only"),
+    "one factor": ({"base_model.model.k.lora_A.weight": torch.ones(2, 3)}, "one of the two factors of 'k' only"),
     "another rank": (
         {"base_model.model.k.lora_A.weight": torch.ones(3, 3), "base_model.model.k.lora_B.weight": torch.ones(4, 3)},
         "whose rank by adapter_config.json is 2",
@@ -237,6 +237,13 @@ UNFIT = {
         "has factors of shape",
     ),
 }
+
+
+def test_a_module_s_name_is_quoted_without_what_a_terminal_obeys(tmp_path):
+    for name in ("base_model.model.\x1b[2J.lora_A.weight", "\x1b[2J"):
+        with pytest.raises(Refused) as refused:
+            lora_delta.read_adapter(written(tmp_path, factors=FACTORS | {name: torch.ones(2, 3)}))
+        assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("what", UNFIT)

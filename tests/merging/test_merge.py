@@ -181,7 +181,7 @@ def test_an_output_layer_of_its_own_is_folded_and_a_tied_one_refused(made, tmp_p
     torch.testing.assert_close(logits(tmp_path / "out"), logits(base, (adapter, 1.0)), atol=1e-5, rtol=1e-4)
     base, _ = made()
     adapter = adapt(base, tmp_path / "tied", target_modules=["q_proj", "lm_head"])
-    with pytest.raises(Refused, match="adapts lm_head, whose weight is tied to the embeddings"):
+    with pytest.raises(Refused, match="adapts 'lm_head', whose weight is tied to the embeddings"):
         merge.fold(base, adapter, tmp_path / "refused")
 
 
@@ -222,16 +222,16 @@ def test_a_result_that_is_not_finite_is_refused(made, tmp_path):
     base, adapter = made()
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
     broken = altered(adapter, tmp_path / "nan", **{name: torch.full((24, 3), float("nan"))})
-    with pytest.raises(Refused, match=r"model.layers.0.mlp.up_proj.weight would hold values that are infinite or not"):
+    with pytest.raises(Refused, match=r"model.layers.0.mlp.up_proj.weight' would hold values that are infinite or not"):
         merge.fold(base, broken, tmp_path / "out")
 
 
 def test_an_adapter_that_cannot_be_folded_exactly_is_refused(made, tmp_path):
     base, adapter = made()
     dora = reconfigured(adapter, tmp_path / "dora", "adapter_config.json", use_dora=True)
-    with pytest.raises(Refused, match="dora uses use_dora, which is not supported"):
+    with pytest.raises(Refused, match="dora uses 'use_dora', which is not supported"):
         merge.fold(base, dora, tmp_path / "out")
-    with pytest.raises(Refused, match="dora uses use_dora, which is not supported"):
+    with pytest.raises(Refused, match="dora uses 'use_dora', which is not supported"):
         merge.blend("cat", base, [(adapter, 1.0), (dora, 1.0)], tmp_path)
 
 
@@ -376,6 +376,7 @@ def test_a_fold_is_a_sealed_checked_model_that_loads_like_a_base(project):
     manifest = verified(folder)
     assert (manifest.kind, manifest.name, manifest.task, manifest.task_version) == ("merged", "v1-full", "esi", 2)
     assert (manifest.spec["method"], manifest.spec["versions"]) == ("fold", {"v1": 1.0})
+    assert "waiver" not in manifest.spec
     assert manifest.inputs == {
         "base": identity(read_manifest(paths.base("esi"))),
         "v1": identity(read_manifest(paths.adapter("v1"))),
@@ -398,8 +399,11 @@ def test_a_fold_is_a_sealed_checked_model_that_loads_like_a_base(project):
 
 @pytest.mark.parametrize("method", MERGES["blends"])
 def test_a_blend_is_sealed_and_says_how_far_it_is_from_the_sum(project, method):
+    fields = read_manifest(paths.adapter("v3")).model_dump(exclude={"files"})
+    seal(paths.adapter("v3"), **fields | {"spec": {"waiver": "A control."}})
     merge.stage(project, method)
     manifest = verified(paths.merged(method))
+    assert manifest.spec["waiver"] == "A control."
     assert manifest.spec["versions"] == {"v1": 0.6, "v3": 0.4}
     assert manifest.inputs.keys() == {"base", "v1", "v3"}
     assert ("seed" in manifest.spec) == (method in ("ties", "dare"))

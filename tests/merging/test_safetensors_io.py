@@ -158,7 +158,7 @@ def test_a_value_that_the_type_cannot_hold_is_refused(tmp_path, value, dtype):
     def spoil(rows, first):
         rows[3, 3] = value
 
-    with pytest.raises(Refused, match=rf"w would hold values that are infinite or not numbers in {dtype}"):
+    with pytest.raises(Refused, match=rf"'w' would hold values that are infinite or not numbers in {dtype}"):
         rewritten(source, tmp_path / "out", lambda name: spoil)
 
 
@@ -173,7 +173,7 @@ def test_a_folder_without_safetensors_is_refused(tmp_path):
     with pytest.raises(ArtefactError, match=r"neither model.safetensors nor model.safetensors.index.json"):
         safetensors_io.read_index(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(ArtefactError, match=r"pickled weights only \(pytorch_model.bin\)"):
+    with pytest.raises(ArtefactError, match=r"pickled weights only \('pytorch_model.bin'\)"):
         safetensors_io.read_index(tmp_path)
 
 
@@ -200,8 +200,8 @@ BROKEN = {
         whole(b'{"w": %(e)s, "w": %(e)s}' % {b"e": json.dumps(ENTRY).encode()}, bytes(8)),
         "a key stands twice",
     ),
-    "an overlap": (whole({"v": ENTRY, "w": ENTRY}, bytes(8)), "a gap or an overlap at w"),
-    "a gap": (whole({"w": {**ENTRY, "data_offsets": [8, 16]}}, bytes(16)), "a gap or an overlap at w"),
+    "an overlap": (whole({"v": ENTRY, "w": ENTRY}, bytes(8)), "a gap or an overlap at 'w'"),
+    "a gap": (whole({"w": {**ENTRY, "data_offsets": [8, 16]}}, bytes(16)), "a gap or an overlap at 'w'"),
     "cut in its data": (whole({"w": ENTRY}, bytes(7)), "it was cut short"),
     "bytes too many": (whole({"w": ENTRY}, bytes(9)), "header needs"),
 }
@@ -240,7 +240,7 @@ def test_a_damaged_file_is_refused_or_read_within_its_bounds(tmp_path_factory, d
         ('{"weight_map": {"w": "model.bin"}}', "is not an index"),
         ('{"weight_map": {"w": 3}}', "is not an index"),
         ('{"weight_map": {"w": "gone.safetensors"}}', "gone.safetensors is missing"),
-        ('{"weight_map": {"w": "part.safetensors", "x": "part.safetensors"}}', r"do not hold the same tensors \(x\)"),
+        ('{"weight_map": {"w": "part.safetensors", "x": "part.safetensors"}}', r"do not hold the same tensors \('x'\)"),
         ('{"weight_map": {}}', "is not an index"),
     ],
 )
@@ -249,6 +249,28 @@ def test_a_broken_index_is_refused(tmp_path, index, sentence):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ArtefactError, match=sentence):
         safetensors_io.read_index(tmp_path)
+
+
+EVIL = "\x1b[2J"
+"""Clears a terminal."""
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", whole({EVIL: {**ENTRY, "data_offsets": [8, 16]}}, bytes(16))),
+        ("model.safetensors", whole({"w": {**ENTRY, EVIL: 1}}, bytes(8))),
+        ("model.safetensors.index.json", json.dumps({"weight_map": {EVIL: "part.safetensors"}}).encode()),
+        ("model.safetensors.index.json", json.dumps({"weight_map": {"w": f"{EVIL}.safetensors"}}).encode()),
+        (f"{EVIL}.bin", b""),
+    ],
+)
+def test_no_name_of_a_file_s_author_reaches_the_terminal_as_it_is(tmp_path, file, content):
+    save_file({"w": torch.zeros(2)}, tmp_path / "part.safetensors")
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ArtefactError) as refused:
+        safetensors_io.read_index(tmp_path)
+    assert str(refused.value).isprintable()
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(checkpoint, tmp_path):

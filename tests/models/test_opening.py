@@ -88,14 +88,14 @@ def _also(name: str, *shape: int) -> Callable[[Path], None]:
     [
         (
             _also("base_model.model.lm_head.weight", 1200, 32),
-            "holds base_model.model.lm_head.weight, which is not a LoRA",
+            "holds 'base_model.model.lm_head.weight', which is not a LoRA",
         ),
         (
             _also("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight", 32, 32),
-            "base_layer.weight, which",
+            r"layers.0.self_attn.q_proj.base_la\.\.\., which",
         ),
         (_config(init_lora_weights="pissa"), "started by 'pissa', which alters the base's weights"),
-        (_config(layer_replication=[[0, 2], [0, 2]]), "uses layer_replication, which is not supported"),
+        (_config(layer_replication=[[0, 2], [0, 2]]), "uses 'layer_replication', which is not supported"),
     ],
 )
 def test_an_adapter_that_would_change_the_base_is_refused_before_it_does(

@@ -725,7 +725,7 @@ def test_a_list_of_facts_comes_as_json_text():
     assert isinstance(row["evidence"], str)
     assert pyfunc._read_facts(facts, row, []) == case.facts
     assert pyfunc._read_facts(facts, {name: row[name] for name in row if name != "evidence"}, []).evidence == ()
-    for text in ("no JSON", '[{"number": 0, "text": "x"}]', '{"number": 1}'):
+    for text in ("no JSON", '[{"number": 0, "text": "x"}]', '{"number": 1}', f"[{'9' * 5000}]", "[" * 100_000):
         with pytest.raises(DataError, match="column evidence"):
             pyfunc._read_facts(facts, row | {"evidence": text}, [])
 

@@ -534,6 +534,26 @@ def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_
         assert [path.name for path in elsewhere.iterdir()] == ["kept"], table
 
 
+@pytest.mark.parametrize("link", ["reports", "reports/report.md", "README.md"])
+def test_nothing_is_written_through_a_link_among_the_files_of_a_run(project, tmp_path_factory, link):
+    entry = register(project, "v1")
+    dolls.examine(exhibits.params(), "v1", [5])
+    locks.record(project)
+    with connect() as client:
+        folder = Path(urlsplit(client.get_run(entry.run_id).info.artifact_uri).path)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.rmtree(folder / "reports")
+    (folder / "README.md").unlink()
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(elsewhere if link == "reports" else elsewhere / "gone")
+    with pytest.raises(RegistryError, match=rf"artifacts/{link} is a link, .*; remove it"):
+        register(project, "v1")
+    assert not [*elsewhere.iterdir()]
+    (folder / link).unlink()
+    register(project, "v1")
+    assert (folder / "reports/report.md").is_file()
+
+
 def test_a_version_that_was_registered_through_a_server_is_found_in_its_file(project, first):
     with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
         store.execute("UPDATE model_versions SET source = (SELECT 'models:/' || model_id FROM logged_models)")

@@ -1,6 +1,7 @@
 """The registry's names are followed: nobody is lost, nobody gets another's answer, and nothing unchecked is opened."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,10 @@ import pytest
 from answering import Running, exam, prompts, running
 from cryptography.hazmat.primitives.asymmetric import ec
 
+import dolls
+import locks
+from clinrl import paths
+from clinrl.artifacts import write_json
 from clinrl.errors import EngineError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
@@ -168,6 +173,23 @@ def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project
     assert "v1 is the champion of esi by name only: data/reports/decisions.jsonl knows of no approval" in said
     assert "v2 was refused by its gate, or trained on a waiver, and is no candidate" in said
     assert re.match(r"nothing is served yet: .*; `clinrl versions esi` lists what there is$", live.lack())
+
+
+def test_what_was_trained_on_a_waiver_is_not_served_without_its_tag_either(project: Any, capfd: Any) -> None:
+    manifest = paths.adapter("v2") / "manifest.json"
+    content = json.loads(manifest.read_text())
+    write_json(manifest, content | {"spec": content["spec"] | {"waiver": "A control."}})
+    with dolls.few_draws():
+        dolls.examine(project, "v2", [1, 2, 3, 4])
+        locks.record(project)
+        entry = versions.register(project, "v2")
+    with connect() as client:
+        client.delete_model_version_tag("esi", str(entry.number), "waiver")
+    versions.point("esi", "candidate", entry)
+    live = Live(project, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    assert not live.names
+    assert "is not renewed: v2 was trained on a waiver (A control.) and is never served" in capfd.readouterr().err
 
 
 def test_the_champion_that_was_approved_is_served_until_the_lines_of_the_next_come(released: Any, capfd: Any) -> None:

@@ -1,11 +1,14 @@
 """The strict reader of a label, and the lenient published ones that it is compared with."""
 
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.tasks.imaging.answer import LABELS, REASONS, UNKNOWN, full_text, parse, published_format, published_label
-from clinrl.tasks.imaging.sentences import citations, drop_citations, plain_words, published_split, split
+from clinrl.tasks.imaging.sentences import _STOP, citations, drop_citations, plain_words, published_split, split
 from clinrl.types import Message, Unreadable
 
 UNA, MBA, UA = LABELS
@@ -195,6 +198,22 @@ def test_a_hundred_thousand_characters_are_read(filler):
 )
 def test_splits_into_sentences(text, sentences):
     assert list(split(text)) == sentences
+
+
+@given(st.text(alphabet="aB .!?-\"')\n\t[]12"))
+def test_runs_of_stops_end_where_each_stop_looked_at_alone_would(text):
+    """The pattern that tries each one anew: quadratic, and plain."""
+    plain = re.compile(r"[.!?]+" + _STOP.pattern.partition("++")[2])
+    for start in (0, len(text) // 2):
+        found = [match.span() for match in _STOP.finditer(text, start)]
+        cut_a_run = start and text[start - 1] in ".!?"
+        assert cut_a_run or found == [match.span() for match in plain.finditer(text, start)]
+
+
+def test_a_long_run_of_stops_that_ends_no_sentence_is_split_at_once():
+    began = time.process_time()
+    assert split(f"{'.' * 200_000}x") == (f"{'.' * 200_000}x",)
+    assert time.process_time() - began < 20  # it took hours
 
 
 @given(st.text(alphabet="aB .!?-\"'\n\t"))

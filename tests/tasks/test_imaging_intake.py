@@ -297,6 +297,9 @@ REFUSED = [
     ({"citations": {str(n): "x" * 5999 for n in range(1, 18)}}, "citations",
      "holds more than 100,000 characters of abstracts"),
     ({"citations": {"1": "It may be appropriate."}}, "citations", "names a label"),
+    ({"citations": {"1": "He has MRN 12345678."}}, "citations", "holds what looks like a medical record number"),
+    ({"citations": {"1": "SSN 123-45-6789"}}, "citations", "holds what looks like a social security number"),
+    ({"citations": {"1": {"abstract": "Call 555-123-4567."}}}, "citations", "holds what looks like a telephone number"),
 ]  # fmt: skip
 
 
@@ -332,6 +335,12 @@ def test_a_text_that_names_its_label_or_rating_is_refused(text):
 def test_what_only_looks_like_a_rating_is_taken(text):
     imported.check_shown(f"Adult, {text}, initial imaging", "variant")
     imported.check_shown(f"Adult, {text}.", "variant")
+
+
+def test_an_abstract_may_hold_the_dates_and_addresses_of_its_study(tmp_path):
+    text = "Read on 2019-03-04 (https://trials.example/NCT01234567; a@b.com): +2.1 points (95% CI 1.2 to 3.0)."
+    (case,), _ = everything(written(tmp_path, [RECORD | {"citations": {"1": text}}]))
+    assert case["facts"]["evidence"] == [{"number": 1, "text": text}]
 
 
 def test_as_many_words_as_the_published_filter_lets_through_are_taken(tmp_path):

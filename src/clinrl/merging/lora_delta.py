@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, format_value
 from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_index
 from clinrl.models.opening import CONFIG, check_effect, factor_of
 
@@ -77,7 +77,7 @@ def read_adapter(folder: Path) -> Adapter:
     except (ValueError, KeyError, TypeError):
         raise ArtefactError(f"{folder / CONFIG} is not the configuration of an adapter; rebuild it") from None
     if kind != "LORA":
-        raise Refused(f"{folder} is a {kind} adapter; only LoRA adapters can be merged")
+        raise Refused(f"{folder} is a {format_value(kind)} adapter; only LoRA adapters can be merged")
     stored = read_index(folder, STEM)
     check_effect(folder, config, stored)
     return Adapter(folder, complete, _factors(folder, complete, stored))
@@ -94,12 +94,12 @@ def _factors(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Store
     for module, parts in found.items():
         rank = _pattern(config["rank_pattern"], module, config["r"])
         if parts.keys() != {"A", "B"}:
-            raise ArtefactError(f"{folder} has one of the two factors of {module} only; rebuild it")
+            raise ArtefactError(f"{folder} has one of the two factors of {format_value(module)} only; rebuild it")
         down, up = parts["A"], parts["B"]
         if not (len(down.shape) == len(up.shape) == 2 and down.shape[0] == up.shape[1] == rank):
             raise ArtefactError(
-                f"{folder} has factors of shape {list(up.shape)} and {list(down.shape)} for {module}, whose rank by "
-                f"{CONFIG} is {rank}; rebuild it"
+                f"{folder} has factors of shape {list(up.shape)} and {list(down.shape)} for {format_value(module)}, "
+                f"whose rank by {CONFIG} is {format_value(rank)}; rebuild it"
             )
         factors[module] = (down, up)
     return dict(sorted(factors.items()))
@@ -237,8 +237,8 @@ def weight_names(
         for module in modules:
             if f"{module}.weight" in tied:
                 raise Refused(
-                    f"{adapters[0].folder} adapts {module}, whose weight is tied to the embeddings in {checkpoint}: a "
-                    "full model cannot hold the one without the other; train without it"
+                    f"{adapters[0].folder} adapts {format_value(module)}, whose weight is tied to the embeddings in "
+                    f"{checkpoint}: a full model cannot hold the one without the other; train without it"
                 )
         layers = dict(skeleton.named_modules())
         transposed = {module for module in modules if flipped and type(layers.get(module)).__name__ == "Conv1D"}
@@ -249,17 +249,18 @@ def weight_names(
 
 
 def _check_fit(adapter: Adapter, module: str, weight: Stored | None, out: int, into: int, transposed: bool) -> None:
+    what = format_value(module)
     if weight is None:
-        raise Refused(f"{adapter.folder} adapts {module}, of which the base has no weight; it belongs to another base")
+        raise Refused(f"{adapter.folder} adapts {what}, of which the base has no weight; it belongs to another base")
     expected = (into, out) if transposed else (out, into)
     if weight.shape != expected:
         raise Refused(
-            f"{adapter.folder} changes {module} as {list(expected)}, but its weight in the base is "
+            f"{adapter.folder} changes {what} as {list(expected)}, but its weight in the base is "
             f"{list(weight.shape)}; it belongs to another base"
         )
     if weight.dtype not in FLOATS:
         raise Refused(
-            f"the base holds {module} as {weight.dtype}, and an adapter is never folded into quantised weights; use "
+            f"the base holds {what} as {weight.dtype}, and an adapter is never folded into quantised weights; use "
             f"the checkpoint in {', '.join(FLOATS)}"
         )
 

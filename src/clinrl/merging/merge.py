@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import exclusive, seal, staged, write_json, write_text
+from clinrl.artifacts import exclusive, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.config.schema import Fold
 from clinrl.errors import ParamsError, Refused, did_you_mean
@@ -59,6 +59,7 @@ def stage(params: Params, name: str) -> None:
         for version in versions:
             made = bases.made_of(task, paths.adapter(version))
             inputs |= {"base": made["base"], version: made["adapter"]}
+        waivers = [read_manifest(paths.adapter(version)).spec.get("waiver", "") for version in versions]
         determinism.settle(SEED)
         source = checkpoint.locate(paths.base(task.name))
         with staged(target) as out:
@@ -87,6 +88,7 @@ def stage(params: Params, name: str) -> None:
                     "scale": params.scale,
                     "max_shard_bytes": safetensors_io.MAX_SHARD_BYTES,
                     "environment": determinism.record(),
+                    **({"waiver": "; ".join(filter(None, waivers))} if any(waivers) else {}),
                 },
                 inputs=inputs,
             )

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, format_value
 from clinrl.models.chat import distinct_keys
 from clinrl.runtime.determinism import THREADS
 
@@ -88,14 +88,16 @@ def read_index(folder: Path, stem: str = MODEL) -> dict[str, Stored]:
         pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
         if pickles:
             raise ArtefactError(
-                f"{folder} holds pickled weights only ({pickles[0]}), which can run code when they are opened; "
-                "convert them to safetensors first"
+                f"{folder} holds pickled weights only ({format_value(pickles[0])}), which can run code when they are "
+                "opened; convert them to safetensors first"
             )
         raise ArtefactError(f"{folder} has neither {single.name} nor {index.name}; it is not a checkpoint")
     try:
         named = json.loads(index.read_bytes())["weight_map"]
         files = sorted(set(named.values()))
-        local = bool(files) and all(Path(file).name == file and file.endswith(".safetensors") for file in files)
+        local = bool(files) and all(
+            Path(file).name == file and file.isprintable() and file.endswith(".safetensors") for file in files
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         local = False
     if not local:
@@ -109,7 +111,9 @@ def read_index(folder: Path, stem: str = MODEL) -> dict[str, Stored]:
         }
     if tensors.keys() != named.keys():
         odd = sorted(tensors.keys() ^ named.keys())[0]
-        raise ArtefactError(f"{index} and its files do not hold the same tensors ({odd}); fetch the checkpoint again")
+        raise ArtefactError(
+            f"{index} and its files do not hold the same tensors ({format_value(odd)}); fetch the checkpoint again"
+        )
     return tensors
 
 
@@ -127,11 +131,13 @@ def read_header(file: Path) -> dict[str, Stored]:
         header.pop("__metadata__", None)
         tensors = {name: _stored(file, 8 + header_bytes, **entry) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ArtefactError(f"{file} has a malformed header ({str(error)[:80]}); fetch it again") from None
+        raise ArtefactError(f"{file} has a malformed header ({format_value(str(error))}); fetch it again") from None
     end = 8 + header_bytes
     for name, stored in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
         if stored.start != end:
-            raise ArtefactError(f"{file} has a malformed header (a gap or an overlap at {name}); fetch it again")
+            raise ArtefactError(
+                f"{file} has a malformed header (a gap or an overlap at {format_value(name)}); fetch it again"
+            )
         end += stored.size
     if end != length:
         raise ArtefactError(
@@ -326,8 +332,8 @@ def _transform(name: str, stored: Stored, source: int, change: Change, put: Put)
         low, high = torch.aminmax(values)
         if not (low >= -largest and high <= largest):  # NaN compares as false
             raise Refused(
-                f"{name} would hold values that are infinite or not numbers in {stored.dtype}; look for them in "
-                f"{stored.file} and in the adapter"
+                f"{format_value(name)} would hold values that are infinite or not numbers in {stored.dtype}; look for "
+                f"them in {stored.file} and in the adapter"
             )
         if block is not raw:
             piece.copy_(values)

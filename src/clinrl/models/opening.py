@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, format_value
 from clinrl.models import memory
 
 WEIGHTS = "adapter_model.safetensors"
@@ -112,11 +112,15 @@ def check_effect(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
     for key in sorted(config.keys() - READ - WITHOUT_EFFECT):
         if config[key]:
             raise Refused(
-                f"{folder} uses {key}, which is not supported: it changes more than LoRA's factors; train without it"
+                f"{folder} uses {format_value(key)}, which is not supported: it changes more than LoRA's factors; "
+                "train without it"
             )
     for name in tensors:
         if factor_of(name) is None:
-            raise Refused(f"{folder} holds {name}, which is not a LoRA factor of a linear layer; it is not supported")
+            raise Refused(
+                f"{folder} holds {format_value(name)}, which is not a LoRA factor of a linear layer; it is not "
+                "supported"
+            )
 
 
 def factor_of(tensor: str) -> tuple[str, str] | None:

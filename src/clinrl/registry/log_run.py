@@ -20,7 +20,7 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
 from clinrl.data.dataset import is_import
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, RegistryError
 from clinrl.evaluation import recount
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
@@ -304,7 +304,9 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets if not is_import(paths.cases(data))},
     }
     if mlflow_store.file_of(client.tracking_uri) is not None:
-        mlflow_store.beside(client.tracking_uri, run.info.artifact_uri)
+        folder = mlflow_store.beside(client.tracking_uri, run.info.artifact_uri)
+        if link := next(filter(Path.is_symlink, folder.rglob("*")), None):
+            raise RegistryError(f"{link} is a link, and files of the run would be written where it leads; remove it")
     sent = json.loads(run.data.tags.get(SENT, "{}"))
     current = dict(sent)
     for group, sources in groups.items():

@@ -339,7 +339,7 @@ def _parse_cell(facts: type[BaseModel], name: str, value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # a number of very many digits is no JSONDecodeError
         return value
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from clinrl import paths
+from clinrl.artifacts import read_manifest
 from clinrl.config.files import files_with
 from clinrl.config.params import Params, load_params
 from clinrl.errors import GateError, Refused, RegistryError, SignatureError, echo
@@ -188,6 +189,9 @@ class Live:
                 folder = versions.bring(self._params, entry, place)
                 self._intact[entry.digest] = self._trusted(), None
                 served = read(folder)
+                # The tag in the registry may be removed by whoever writes there; this was signed.
+                if waiver := read_manifest(folder / served.form).spec.get("waiver"):
+                    raise GateError(f"{served.name} was trained on a waiver ({waiver}) and is never served")
                 sampler = self._backend.open(served, folder)
                 room, now = self._backend.room(sampler), int(time.time())
                 self._open[entry.digest] = Version(served, sampler, room, place, now)

@@ -182,8 +182,8 @@ class Imaging(Task):
     def row(self, case: ImagingCase) -> dict[str, Any]:
         """A flat row for the table of expectations. The filtration rate is None where it is not known.
 
-        The narrative of an imported case is the request alone: a published abstract may well hold a date or a web
-        address, and it may be longer than any narrative.
+        The narrative of an imported case is the request alone: a published abstract may well hold a date or an
+        address on the web, and it may be longer than any narrative.
         """
         key, facts = case.key, case.facts
         request = (facts.condition, facts.variant, facts.procedure)

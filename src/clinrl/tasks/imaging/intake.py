@@ -62,6 +62,8 @@ MAX_EVIDENCE_CHARACTERS: Final = 100_000
 """Of all abstracts: in a language without spaces the count of words bounds nothing."""
 MAX_WORDS: Final = 3_300
 """Of all abstracts: records with more were left out of the published data."""
+PUBLISHED: Final = ("full date", "web address", "e-mail address")
+"""Kinds of identifiers that a published abstract names of its study and authors, and so may hold."""
 NUMBERS: Final = range(1, 100)
 """What a study may be cited as."""
 
@@ -226,6 +228,7 @@ def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
     for text in filter(None, texts.values()):
         imported.check(text, column, MAX_ABSTRACT_CHARACTERS)
         imported.check_shown(text, column)
+        check_identifiers(text, column, PUBLISHED)
     return [{"number": number, "text": text} for number, text in sorted(texts.items()) if text]
 
 

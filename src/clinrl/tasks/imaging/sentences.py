@@ -18,7 +18,7 @@ NUMBERED: Final = frozenset(("no", "nos", "fig", "figs", "vol", "pp", "ref", "re
 SHORTENED: Final = frozenset(("al", "etc", "approx", "resp", "ca", "incl", "max", "min", "dept", "ed", "eds", "suppl"))
 """Words whose full stop ends a sentence only if a capital follows."""
 
-_STOP = re.compile(r"[.!?]+[\"')\u2019\u201d]*(?:[ \t]?\[[0-9 ,;\u2013-]{1,80}\])*(?=\s|$)")
+_STOP = re.compile(r"(?<![.!?])[.!?]++[\"')\u2019\u201d]*(?:[ \t]?\[[0-9 ,;\u2013-]{1,80}\])*(?=\s|$)")
 _LAST_WORD = re.compile(r"[^\s(\[\"']{1,12}$")
 _BULLET = re.compile(r"\s*(?:[-*\u2022]|\(?[0-9]{1,2}[.)])\s+")
 _CITED = re.compile(r"\[([0-9][0-9 ,;\u2013-]{0,200})\]")
