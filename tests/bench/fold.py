@@ -97,12 +97,12 @@ def prepare(folder: Path, layers: int) -> None:
 
 
 def fold_ours(base: Path, adapter: Path, out: Path) -> float:
-    """Seconds of `merge.fold`, without imports."""
+    """Seconds of `merge.blend`, without imports."""
     determinism.settle(0)
     from clinrl.merging import merge
 
     started = time.perf_counter()
-    merge.fold(base, adapter, out)
+    merge.blend("fold", base, [(adapter, 1.0)], out)
     return time.perf_counter() - started
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from clinrl.cli import doctor
 from clinrl.config.params import Params, load_params
-from clinrl.models import needs, step_time
+from clinrl.models import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {
@@ -22,7 +22,6 @@ def params(monkeypatch: pytest.MonkeyPatch) -> Params:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(needs, "config_of", lambda *_: TINY)
     monkeypatch.setattr(needs, "visible", list)
-    monkeypatch.setattr(step_time, "PROBE_S", 0.01)
     return load_params()
 
 

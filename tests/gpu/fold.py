@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
         save_file(factors, adapter / "adapter_model.safetensors")
         out.mkdir()
         began = time.perf_counter()
-        merge.fold(base, adapter, out)
+        merge.blend("fold", base, [(adapter, 1.0)], out)
         taken_s = time.perf_counter() - began
     status = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
     what = f"fold {asked.shape}"

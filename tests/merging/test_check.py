@@ -34,7 +34,7 @@ def folded(request, tmp_path_factory):
     PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="z").save_pretrained(folder / "base")
     config = LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     get_peft_model(model.float(), config).save_pretrained(folder / "adapter")
-    merge.fold(folder / "base", folder / "adapter", folder / "out")
+    merge.blend("fold", folder / "base", [(folder / "adapter", 1.0)], folder / "out")
     return request.param, folder
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from clinrl.artifacts import write_json
+from clinrl.artifacts import digest, digests, write_json
 from clinrl.errors import ArtefactError, Refused
 from clinrl.merging import checkpoint as snapshot
 from clinrl.models import bases
@@ -28,20 +28,19 @@ def reference(folder: Path, repo: object, commit: str) -> Path:
     return folder
 
 
-def test_an_embedded_base_is_its_own_checkpoint(checkpoint):
-    assert snapshot.locate(checkpoint) == checkpoint
+def test_a_checkpoint_has_its_tensors_by_name(checkpoint):
     assert snapshot.tensors(checkpoint).keys() == {"w"}
 
 
 def test_a_base_may_name_a_local_checkpoint_which_must_not_change(checkpoint, tmp_path):
-    base = reference(tmp_path / "base", checkpoint, bases.pin(str(checkpoint), "main"))
-    assert snapshot.locate(base) == checkpoint
+    base = reference(tmp_path / "base", checkpoint, "local-" + digest(digests(checkpoint)))
+    assert bases.locate(bases.reference(base), base) == checkpoint
     write_json(checkpoint / "config.json", {})
     with pytest.raises(ArtefactError, match="is not the checkpoint that"):
-        snapshot.locate(base)
+        bases.locate(bases.reference(base), base)
     shutil.rmtree(checkpoint)
     with pytest.raises(ArtefactError, match="is not the checkpoint that"):
-        snapshot.locate(base)
+        bases.locate(bases.reference(base), base)
 
 
 def test_a_hub_checkpoint_is_found_where_the_hub_keeps_it(checkpoint, tmp_path, monkeypatch):
@@ -50,7 +49,8 @@ def test_a_hub_checkpoint_is_found_where_the_hub_keeps_it(checkpoint, tmp_path, 
     cached = tmp_path / "hub/models--Qwen--Qwen2.5-3B/snapshots" / commit
     shutil.copytree(checkpoint, cached)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert snapshot.locate(reference(tmp_path / "base", "Qwen/Qwen2.5-3B", commit)) == cached
+    base = reference(tmp_path / "base", "Qwen/Qwen2.5-3B", commit)
+    assert bases.locate(bases.reference(base), base) == cached
 
 
 def test_a_hub_that_does_not_deliver_is_a_refusal_with_advice(tmp_path, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_hub_that_does_not_deliver_is_a_refusal_with_advice(tmp_path, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     base = reference(tmp_path / "base", "Qwen/Qwen2.5-3B", "a" * 40)
     with pytest.raises(Refused, match=r"Qwen/Qwen2.5-3B@a{12} is not in the cache, and HF_HUB_OFFLINE"):
-        snapshot.locate(base)
+        bases.locate(bases.reference(base), base)
 
 
 @pytest.mark.parametrize("config", [None, "{", "[]"])

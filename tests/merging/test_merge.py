@@ -131,7 +131,7 @@ def by_peft(base: Path, adapter: Path, dtype: torch.dtype, out: Path, *, safe: b
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_fold_is_that_of_peft_to_the_bit_and_nearer_than_its_safe_way(made, tmp_path, dtype):
     base, adapter = made("qwen3", dtype)
-    merge.fold(base, adapter, tmp_path / "out")
+    merge.blend("fold", base, [(adapter, 1.0)], tmp_path / "out")
     found = load_file(tmp_path / "out/model.safetensors")
     theirs = by_peft(base, adapter, dtype, tmp_path / "peft", safe=False)
     assert found.keys() == theirs.keys()
@@ -153,7 +153,7 @@ def test_a_folded_model_needs_no_peft_and_says_the_same(made, tmp_path, monkeypa
     monkeypatch.setattr(safetensors_io, "MAX_SHARD_BYTES", 6_000)
     lora = {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True} if kind == "gpt2" else {}
     base, adapter = made(kind) if not lora else adapted_gpt2(made, tmp_path, lora)
-    merge.fold(base, adapter, tmp_path / "out")
+    merge.blend("fold", base, [(adapter, 1.0)], tmp_path / "out")
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
     expected = logits(base, (adapter, 1.0))
     torch.testing.assert_close(logits(tmp_path / "out"), expected, atol=2e-5, rtol=1e-4)
@@ -170,26 +170,26 @@ def test_scales_of_rslora_and_of_patterns_are_those_of_peft(made, tmp_path):
     base, _ = made()
     patterns = {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\..*": 1}, "alpha_pattern": {"down_proj": 9}}
     adapter = adapt(base, tmp_path / "adapter", use_rslora=True, **patterns)
-    merge.fold(base, adapter, tmp_path / "out")
+    merge.blend("fold", base, [(adapter, 1.0)], tmp_path / "out")
     torch.testing.assert_close(logits(tmp_path / "out"), logits(base, (adapter, 1.0)), atol=1e-5, rtol=1e-4)
 
 
 def test_an_output_layer_of_its_own_is_folded_and_a_tied_one_refused(made, tmp_path):
     base, _ = made("llama")
     adapter = adapt(base, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
-    merge.fold(base, adapter, tmp_path / "out")
+    merge.blend("fold", base, [(adapter, 1.0)], tmp_path / "out")
     torch.testing.assert_close(logits(tmp_path / "out"), logits(base, (adapter, 1.0)), atol=1e-5, rtol=1e-4)
     base, _ = made()
     adapter = adapt(base, tmp_path / "tied", target_modules=["q_proj", "lm_head"])
     with pytest.raises(Refused, match="adapts 'lm_head', whose weight is tied to the embeddings"):
-        merge.fold(base, adapter, tmp_path / "refused")
+        merge.blend("fold", base, [(adapter, 1.0)], tmp_path / "refused")
 
 
 def test_equal_inputs_give_equal_bytes(made, tmp_path, monkeypatch):
     monkeypatch.setattr(safetensors_io, "MAX_SHARD_BYTES", 9_000)
     base, adapter = made()
     for name in ("one", "two"):
-        merge.fold(base, adapter, tmp_path / name)
+        merge.blend("fold", base, [(adapter, 1.0)], tmp_path / name)
     assert dolls.files(tmp_path / "one") == dolls.files(tmp_path / "two")
 
 
@@ -197,17 +197,17 @@ def test_an_adapter_of_another_base_is_refused(made, tmp_path):
     base, adapter = made()
     wide = altered(base, tmp_path / "wide", **{"model.layers.1.self_attn.q_proj.weight": torch.zeros(8, 16)})
     with pytest.raises(Refused, match=r"as \[16, 16\], but its weight in the base is \[8, 16\]"):
-        merge.fold(wide, adapter, tmp_path / "out")
+        merge.blend("fold", wide, [(adapter, 1.0)], tmp_path / "out")
     other, _ = made("gpt2", target_modules="all-linear", fan_in_fan_out=True)
     with pytest.raises(Refused, match="of which the base has no weight; it belongs to another base"):
-        merge.fold(other, adapter, tmp_path / "out")
+        merge.blend("fold", other, [(adapter, 1.0)], tmp_path / "out")
 
 
 def test_nothing_is_folded_into_quantised_weights(made, tmp_path):
     base, adapter = made()
     quantised = reconfigured(base, tmp_path / "q", "config.json", quantization_config={"quant_method": "bitsandbytes"})
     for make in (
-        lambda: merge.fold(quantised, adapter, tmp_path / "out"),
+        lambda: merge.blend("fold", quantised, [(adapter, 1.0)], tmp_path / "out"),
         lambda: merge.blend("linear", quantised, [(adapter, 1.0)], tmp_path / "out"),
     ):
         with pytest.raises(Refused, match="holds quantised weights"):
@@ -215,7 +215,7 @@ def test_nothing_is_folded_into_quantised_weights(made, tmp_path):
     name = "model.layers.0.mlp.up_proj.weight"
     packed = altered(base, tmp_path / "packed", **{name: torch.zeros(24, 16, dtype=torch.uint8)})
     with pytest.raises(Refused, match="as U8, and an adapter is never folded into quantised weights"):
-        merge.fold(packed, adapter, tmp_path / "out")
+        merge.blend("fold", packed, [(adapter, 1.0)], tmp_path / "out")
 
 
 def test_a_result_that_is_not_finite_is_refused(made, tmp_path):
@@ -223,14 +223,14 @@ def test_a_result_that_is_not_finite_is_refused(made, tmp_path):
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
     broken = altered(adapter, tmp_path / "nan", **{name: torch.full((24, 3), float("nan"))})
     with pytest.raises(Refused, match=r"model.layers.0.mlp.up_proj.weight' would hold values that are infinite or not"):
-        merge.fold(base, broken, tmp_path / "out")
+        merge.blend("fold", base, [(broken, 1.0)], tmp_path / "out")
 
 
 def test_an_adapter_that_cannot_be_folded_exactly_is_refused(made, tmp_path):
     base, adapter = made()
     dora = reconfigured(adapter, tmp_path / "dora", "adapter_config.json", use_dora=True)
     with pytest.raises(Refused, match="dora uses 'use_dora', which is not supported"):
-        merge.fold(base, dora, tmp_path / "out")
+        merge.blend("fold", base, [(dora, 1.0)], tmp_path / "out")
     with pytest.raises(Refused, match="dora uses 'use_dora', which is not supported"):
         merge.blend("cat", base, [(adapter, 1.0), (dora, 1.0)], tmp_path)
 
@@ -241,9 +241,9 @@ def test_a_version_blended_with_itself_is_itself(made, tmp_path, method, dtype):
     base, adapter = made("qwen3", dtype)
     (tmp_path / "out").mkdir()
     assert merge.blend(method, base, [(adapter, 0.5)] * 2, tmp_path / "out") == pytest.approx(0, abs=1e-6)
-    merge.fold(base, adapter, tmp_path / "fold")
+    merge.blend("fold", base, [(adapter, 1.0)], tmp_path / "fold")
     if method in ("cat", "svd"):
-        merge.fold(base, tmp_path / "out", tmp_path / "again")
+        merge.blend("fold", base, [(tmp_path / "out", 1.0)], tmp_path / "again")
         exact = in_float64(base, (adapter, 1.0))
         found = load_file(tmp_path / "again/model.safetensors")
         step = torch.finfo(dtype).eps
@@ -432,7 +432,7 @@ def test_at_full_scale_the_checkpoint_behind_the_quantised_base_is_folded(projec
     card = (paths.merged("v1-full") / "README.md").read_text()
     assert "base_model: checkpoint\n" in card
     assert "trained above a copy of the base in nf4" in card
-    merge.fold(Path("checkpoint"), paths.adapter("v1"), Path("direct"))
+    merge.blend("fold", Path("checkpoint"), [(paths.adapter("v1"), 1.0)], Path("direct"))
     found = dolls.files(paths.merged("v1-full"))["model.safetensors"]
     assert found == dolls.files(Path("direct"))["model.safetensors"]
 
@@ -465,14 +465,14 @@ def test_an_adapter_of_another_base_or_task_version_is_refused(project, fields, 
 
 
 def test_a_model_that_does_not_say_the_same_is_not_kept(project, monkeypatch):
-    honest = merge.fold
+    honest = merge.blend
 
-    def spoiled(base, adapter, out):
-        honest(base, adapter, out)
+    def spoiled(method, base, parts, out):
+        honest(method, base, parts, out)
         file = out / "model.safetensors"
         save_file({name: tensor * 1.01 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
 
-    monkeypatch.setattr(merge, "fold", spoiled)
+    monkeypatch.setattr(merge, "blend", spoiled)
     with pytest.raises(Refused, match="nothing was kept"):
         merge.stage(project, "v1-full")
     assert list(paths.merged("v1-full").parent.iterdir()) == []

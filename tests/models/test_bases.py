@@ -9,7 +9,7 @@ import dolls
 from clinrl import paths
 from clinrl.artifacts import read_manifest, seal, write_json
 from clinrl.errors import ArtefactError, Refused
-from clinrl.models import bases
+from clinrl.models import bases, hub
 from clinrl.models.chat import render
 from clinrl.types import Message
 
@@ -124,7 +124,7 @@ def test_a_commit_in_the_cache_is_pinned_and_opened_without_a_network(project, m
 def test_an_unreachable_hub_is_refused_with_advice(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(Refused, match=r"Qwen/Qwen3.5-9B@main is not in the cache, and HF_HUB_OFFLINE forbids"):
-        bases.pin("Qwen/Qwen3.5-9B", "main")
+        hub.commit_of("Qwen/Qwen3.5-9B", "main")
 
 
 NAMED = {"repo": "owner/name", "commit": "a" * 40}

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -385,7 +386,35 @@ def test_an_answer_without_end_is_not_read_to_it(
         served.sample(prompts(1), **HOW)
 
 
-# A killed run
+# A run that ends
+
+
+@pytest.mark.parametrize("how", ["silent", "busy"])
+def test_requests_under_way_end_with_their_call(
+    connect: Callable[..., Engine], server: engines.Imitation, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A process joins its threads before it ends, and each of them would wait for minutes."""
+    monkeypatch.setattr(vllm_client, "PAUSES_S", (600.0,))
+    served, first, released = connect(at_once=2), threading.Lock(), threading.Event()
+
+    def answer(written: dict[str, Any]) -> dict[str, Any]:
+        if how == "silent" and not first.acquire(blocking=False):
+            released.wait()
+        return written
+
+    def interrupt() -> None:
+        eventually(lambda: len(server.paths) > asked + 1)
+        raise KeyboardInterrupt
+
+    server.changes, server.busy, asked = answer, int(how == "busy"), len(server.paths)
+    before = {*threading.enumerate()}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            served.sample(prompts(2), progress=interrupt, **HOW)
+        eventually(lambda: not [one for one in {*threading.enumerate()} - before if "ThreadPool" in one.name])
+    finally:
+        released.set()
+    assert len(server.paths) == asked + 2, "none is sent again"
 
 
 def test_what_was_written_is_not_asked_again(

@@ -38,6 +38,12 @@ def test_a_branch_is_pinned_and_fetched_once(imitation: Imitation, monkeypatch: 
     assert not imitation.asked
 
 
+def test_a_folder_here_has_a_config_or_none(tmp_path: Path) -> None:
+    assert hub.cached_config(str(tmp_path), "main") is None
+    (tmp_path / "config.json").touch()
+    assert hub.cached_config(str(tmp_path), "main") == tmp_path / "config.json"
+
+
 def test_an_interrupted_download_goes_on_where_it_was(imitation: Imitation) -> None:
     imitation.damaged = "cut"
     with pytest.raises(Refused, match=r"did not deliver owner/name@c{12} whole .*what was fetched is kept") as refused:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 import dolls
 import toys
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, verified
+from clinrl.artifacts import digest, digests, identity, read_manifest, verified
 from clinrl.data import dataset, reward_audit
 from clinrl.errors import ArtefactError, Refused, TrainingError
 from clinrl.evaluation import answers, evaluate
@@ -125,7 +125,7 @@ def test_a_hub_base_names_its_judges_and_its_encoder_by_their_commits(project):
     params = toys.params(scale="full", bases={"toy": toys.PARAMS["bases"]["toy"] | {"full": full}})
     bases.stage(params, "toy")
     reference = bases.reference(paths.base("toy"))
-    commit = bases.pin(checkpoint, "main")
+    commit = "local-" + digest(digests(Path(checkpoint)))
     assert reference["judges"] == {"judge": {"repo": checkpoint, "commit": commit, "quantize": "none"}}
     assert judges.encoder_identity(paths.base("toy")) == reference["encoder"] == {"repo": checkpoint, "commit": commit}
     assert bases.open_judge(paths.base("toy"), "judge")[0].config.model_type == "qwen2"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import exhibits
 from clinrl import paths
-from clinrl.artifacts import read_manifest, seal
+from clinrl.artifacts import digest, digests, read_manifest, seal
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, opening
 
@@ -62,6 +62,7 @@ def _weights(of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], Non
         (_config(r=True), "rank"),
         (lambda folder: (folder / opening.CONFIG).write_text("[]"), "not that of a LoRA adapter"),
         (lambda folder: (folder / opening.CONFIG).write_text("{"), "JSONDecodeError"),
+        (lambda folder: (folder / opening.CONFIG).unlink(), "FileNotFoundError"),
         (lambda folder: (folder / opening.WEIGHTS).unlink(), "missing"),
         (lambda folder: (folder / opening.WEIGHTS).write_bytes(struct.pack("<Q", 2**63)), "SafetensorError"),
         (_weights(lambda tensor: tensor * torch.nan), "no finite number"),
@@ -151,7 +152,7 @@ def test_a_checkpoint_that_leads_elsewhere_is_refused(
     checkpoint: Path, tmp_path: Path, change: Callable[[Path], None], why: str
 ) -> None:
     change(checkpoint)
-    named = {"repo": str(checkpoint), "commit": bases.pin(str(checkpoint), "main")}
+    named = {"repo": str(checkpoint), "commit": "local-" + digest(digests(checkpoint))}
     with pytest.raises(ArtefactError, match=why):
         bases.locate(named, tmp_path)
 

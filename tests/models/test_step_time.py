@@ -126,13 +126,22 @@ def test_a_time_is_said_as_a_person_would(seconds: float, said: str) -> None:
     assert step_time.seconds(seconds) == said
 
 
-def test_this_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "PROBE_S", 0.01)
+def test_this_cpu_is_measured_by_a_process_that_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nvidia-smi torch may have one all the same, whose memory this process would keep."""
+    run, shown = subprocess.run, []
+
+    def recorded(command: list[str], **how: Any) -> Any:
+        shown.append(how["env"]["CUDA_VISIBLE_DEVICES"])
+        return run(command, **how)
+
+    monkeypatch.setattr(step_time.subprocess, "run", recorded)
     found = step_time.measured(None)
     assert found is not None
     assert found.operations_per_s > 1e6
     assert found.bytes_per_s > 1e6
     assert 0 < found.kernel_start_s < 1
+    assert found.device == "this CPU"
+    assert shown == [""]
 
 
 @pytest.mark.parametrize("output", ["", "not json", "{}"])

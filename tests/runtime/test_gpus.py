@@ -54,6 +54,25 @@ def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
+    ("limit", "used", "idle"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_of_a_container_counts_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, used: str, idle: str
+) -> None:
+    monkeypatch.setattr(needs, "CONTAINERS", [(tmp_path, *own[1:]) for own in needs.CONTAINERS])
+    (tmp_path / used).write_text("700\n")
+    (tmp_path / "memory.stat").write_text(f"anon 400\n{idle} 200\n")
+    (tmp_path / limit).write_text("max\n")
+    assert needs.room(Machine()).host > 1000
+    (tmp_path / limit).write_text("1000\n")
+    assert needs.room(Machine()).host == 500
+
+
+@pytest.mark.parametrize(
     ("named", "index", "shown"), [(None, 0, "0"), (None, 3, "3"), ("5,7", 1, "7"), ("5,7", 0, "5"), ("", 0, "")]
 )
 def test_a_training_is_shown_one(monkeypatch: pytest.MonkeyPatch, named: str | None, index: int, shown: str) -> None:

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dvc.utils.serialize import load_yaml
 
-from clinrl.runtime import determinism, starter
+from clinrl.runtime import determinism, side_by_side, starter
 from processes import below, eventually, gone, number_in, quietly_killed
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,20 @@ def test_stages_begin_after_those_before_them_and_run_beside_others(project: Pat
     again = said(begun(project), 0)
     assert again.count("didn't change, skipping") == len(AFTER)
     assert {*load_yaml(str(project / "dvc.lock"))["stages"]} == {*AFTER}
+
+
+def test_a_stage_is_counted_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands, counts, begin = side_by_side.Commands(tmp_path / "running"), list[str](), subprocess.Popen
+
+    def counted(*words: Any, **how: Any) -> "subprocess.Popen[str]":
+        counts.append(commands.count.read_text())
+        return begin(*words, **how)
+
+    monkeypatch.setattr(side_by_side.subprocess, "Popen", counted)
+    for _ in range(2):
+        with commands.turn:
+            commands.run("/bin/sh", "true", env=os.environ | {"DVC_STAGE": "s"})
+    assert counts == ["1", "1"]
 
 
 @pytest.mark.parametrize("why", ["full scale", "one processor"])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from ruamel.yaml import YAML
 
@@ -189,6 +190,19 @@ def test_what_a_person_left_running_outlives_its_shell(project: Path, words: str
     assert alive(stage)
     os.killpg(shell.pid, signal.SIGKILL)
     gone({stage: "stage.py"})
+
+
+def test_whoever_ends_above_the_starter_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = psutil.Process.parent
+
+    def ended(process: psutil.Process) -> psutil.Process | None:
+        if process.pid == os.getppid():
+            raise psutil.NoSuchProcess(process.pid)
+        return parent(process)
+
+    monkeypatch.setattr(psutil.Process, "parent", ended)
+    assert starter.is_above(os.getppid())
+    assert not starter.is_above(0)
 
 
 def test_a_name_that_is_no_number_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

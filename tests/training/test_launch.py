@@ -21,7 +21,7 @@ from clinrl import paths
 from clinrl.artifacts import digest, identity, read_manifest, verified, write_json
 from clinrl.config.recipes import Phase
 from clinrl.data.dataset import read_cases
-from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.errors import Alarmed, ArtefactError, OutOfMemory, TrainingError
 from clinrl.evaluation import evaluate
 from clinrl.models import bases, opening
 from clinrl.models.chat import encode, end_tokens, write_turn
@@ -32,6 +32,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
 from clinrl.training import callback, launch, reward_fn, trl
 from clinrl.training.rows import read_rows
+from clinrl.training.world import World
 from processes import alive, eventually, gone
 
 TRAIN = """
@@ -307,6 +308,22 @@ def test_a_recipe_may_hold_the_embedded_base_in_four_bits(trained):
         assert loaded.model.base_model.model.is_loaded_in_4bit
     plain = evaluate.open_sampler(params, params.model("esi-base"))
     assert not getattr(plain.model, "is_loaded_in_4bit", False)
+
+
+def test_a_finished_training_is_published_where_memory_is_short_now(trained, monkeypatch):
+    """Its parent was killed before it could: nothing is loaded any more."""
+    published = dolls.files(paths.adapter("v1"))
+    folder = paths.checkpoints("v1", digest(launch.resolve(PARAMS, "v1")[0]))
+    shutil.copytree(paths.adapter("v1"), folder / launch.ADAPTER, ignore=shutil.ignore_patterns("manifest.json"))
+    write_json(folder / launch.STATUS, {"state": "completed", "step": 4, "steps": 4, "reason": ""})
+    shutil.rmtree(paths.adapter("v1"))
+
+    def short(*_):
+        raise OutOfMemory("v1 cannot be trained here")
+
+    monkeypatch.setattr(launch.needs, "check", short)
+    launch.stage(PARAMS, "v1")
+    assert dolls.files(paths.adapter("v1")) == published
 
 
 def test_a_missing_parent_is_named(project):
@@ -660,3 +677,7 @@ def test_a_step_that_waited_for_a_processor_is_followed_by_steps_with_one_thread
     for step in range(len(waited)):
         watch.on_step_begin(None, SimpleNamespace(global_step=step), None)
     assert said == [False, *[True] * callback.CROWDED, *[False] * 3]
+    said.clear()
+    watch.world = World(size=2)  # whose processes have one thread each
+    watch.on_step_begin(None, SimpleNamespace(global_step=0), None)
+    assert not said

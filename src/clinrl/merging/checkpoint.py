@@ -1,7 +1,4 @@
-"""The folder of a full model in full precision: where a base's lies, and what such a folder holds beside its weights.
-
-An adapter that was trained above 4-bit weights belongs to the checkpoint that those were made of; that one is fetched.
-"""
+"""The folder of a full model in full precision: its tensors, and what it holds beside its weights."""
 
 import json
 import shutil
@@ -11,18 +8,6 @@ from pathlib import Path
 from clinrl.errors import ArtefactError, Refused
 from clinrl.merging.safetensors_io import Stored, read_index
 from clinrl.models import hub
-from clinrl.models.bases import REFERENCE, reference
-from clinrl.models.bases import locate as pinned
-
-
-def locate(base: Path) -> Path:
-    """The folder with a base's weights in full precision: its own, or the hub checkpoint that it names, fetched.
-
-    Raises Refused when the hub does not deliver it, and ArtefactError as `bases.locate` does.
-    """
-    if not (base / REFERENCE).exists():
-        return base
-    return pinned(reference(base), base)
 
 
 def tensors(source: Path) -> dict[str, Stored]:

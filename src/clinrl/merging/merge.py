@@ -28,7 +28,7 @@ from clinrl.tasks.base import Task, get_task
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Check", "blend", "check", "fold", "stage"]
+__all__ = ["Check", "blend", "check", "stage"]
 
 Method = Literal["fold", "cat", "svd", "linear", "ties", "dare"]
 
@@ -61,11 +61,13 @@ def stage(params: Params, name: str) -> None:
             inputs |= {"base": made["base"], version: made["adapter"]}
         waivers = [read_manifest(paths.adapter(version)).spec.get("waiver", "") for version in versions]
         determinism.settle(SEED)
-        source = checkpoint.locate(paths.base(task.name))
+        base = paths.base(task.name)
+        named = bases.reference(base)
+        source = bases.locate(named, base) if named else base
         with staged(target) as out:
             result: dict[str, Any] = {"method": method, "versions": versions}
             if isinstance(merge, Fold):
-                fold(source, parts[0][0], out)
+                blend("fold", source, parts, out)
             else:
                 error = blend(merge.method, source, parts, out, density=merge.density, seed=merge.seed)
                 result["relative_error"] = None if error is None else round(error, 6)
@@ -94,27 +96,19 @@ def stage(params: Params, name: str) -> None:
             )
 
 
-def fold(base: Path, adapter: Path, out: Path) -> None:
-    """Write the base with an adapter added to its weights into the folder `out`, in the hub's layout.
-
-    A changed weight is W + scale * B @ A, computed in float32 and rounded once to the type of W; all other tensors keep
-    their bytes. The config is the base's; tokenizer and chat template are the adapter's, if it has them. Raises
-    ArtefactError and Refused as `lora_delta.read_adapter`, `lora_delta.weight_names` and `safetensors_io.rewrite` do,
-    and Refused for a quantised base.
-    """
-    blend("fold", base, [(adapter, 1.0)], out)
-
-
 def blend(
     method: Method, base: Path, parts: Sequence[Part], out: Path, *, density: float = 1.0, seed: int = 0
 ) -> float | None:
     """Write a blend of adapters of one base into the folder `out`; `parts` are their folders with their weights.
 
-    What the methods make, `config.schema.Blend` says. A fold is one adapter, as it is.
+    What the methods make, `config.schema.Blend` says. A fold is one adapter, as it is. A changed weight of a full model
+    is computed in float32 and rounded once to its type, and all other tensors keep their bytes; tokenizer and chat
+    template are the first adapter's, if it has them.
 
     Returns the Frobenius distance between what the method changes, before it is rounded to the base's type, and the
-    weighted sum of changes, as a share of the latter's norm; None if that is zero. Raises as `fold` does, and Refused
-    if the adapters do not name one base.
+    weighted sum of changes, as a share of the latter's norm; None if that is zero. Raises
+    ArtefactError and Refused as `lora_delta.read_adapter`, `lora_delta.weight_names` and `safetensors_io.rewrite` do,
+    and Refused for a quantised base or if the adapters do not name one base.
     """
     adapters = [lora_delta.read_adapter(folder) for folder, _ in parts]
     weights = [weight for _, weight in parts]
@@ -122,9 +116,8 @@ def blend(
         if len({adapter.config.get(key) for adapter in adapters}) > 1:
             named = " and ".join(f"{adapter.folder}: {adapter.config.get(key)}" for adapter in adapters)
             raise Refused(f"only adapters of one base can be blended, and these differ in {key} ({named})")
-    source = checkpoint.locate(base)
-    stored = checkpoint.tensors(source)
-    modules = lora_delta.weight_names(adapters, source, stored)
+    stored = checkpoint.tensors(base)
+    modules = lora_delta.weight_names(adapters, base, stored)
     if method == "cat" or method == "svd":
         error = _blend_factors(method, adapters, weights, out)
         checkpoint.copy(parts[0][0], out, hub.TOKENIZER)
@@ -163,7 +156,7 @@ def blend(
     out.mkdir(parents=True, exist_ok=True)
     with progress(f"{method} {' '.join(folder.name for folder, _ in parts)}", len(stored)) as advance:
         safetensors_io.rewrite(stored, out, change, advance=advance)
-    checkpoint.complete(source, parts[0][0], out)
+    checkpoint.complete(base, parts[0][0], out)
     return _share(tally)
 
 

@@ -88,17 +88,10 @@ def _reference(spec: "HubBase") -> dict[str, Any]:
 
 
 def _pinned(model: "HubModel") -> dict[str, str]:
-    return {"repo": model.repo, "commit": pin(model.repo, model.revision)}
-
-
-def pin(repo: str, revision: str) -> str:
-    """The commit behind a revision of a hub repository, or the digest of a local checkpoint's files.
-
-    Raises Refused when the repository or the revision cannot be reached.
-    """
-    if Path(repo).is_dir():
-        return "local-" + digest(digests(Path(repo)))
-    return hub.commit_of(repo, revision)
+    """A checkpoint by its commit, or by the digest of a local one's files. Raises Refused as `hub.commit_of`."""
+    folder = Path(model.repo)
+    commit = "local-" + digest(digests(folder)) if folder.is_dir() else hub.commit_of(model.repo, model.revision)
+    return {"repo": model.repo, "commit": commit}
 
 
 def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:

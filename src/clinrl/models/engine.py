@@ -106,8 +106,8 @@ class Engine(Sampler):
         if self.journal is not None:
             call = self.journal.call()
             for number, one in enumerate(requests):
-                keys[number] = self.journal.key(self.identity, call, number, asdict(one))
-                if (held := self.journal.get(keys[number])) is not None:
+                keys[number] = digest((self.identity, call, number, asdict(one)))
+                if (held := self.journal.found.get(keys[number])) is not None:
                     found[number] = Written(ids=tuple(held["ids"]), log_probabilities=tuple(held["logs"]))
         rest = [number for number in range(len(requests)) if number not in found]
         for _ in found if progress is not None else ():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from clinrl.artifacts import digest
 from clinrl.config.base import Scale
 from clinrl.errors import DataError
 from clinrl.models import memory
@@ -204,8 +205,8 @@ class Sampler:
             return self._write(rows, width, config)
         from clinrl.models import journal
 
-        key, device = self.journal.key(dict(self.identity), self.max_tokens, *place, rows), self.model.device
-        entry = self.journal.get(key)
+        key, device = digest((dict(self.identity), self.max_tokens, *place, rows)), self.model.device
+        entry = self.journal.found.get(key)
         if entry is None:
             before = [watch.take() for watch in self.watch]
             written = self._write(rows, width, config)

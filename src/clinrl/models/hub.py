@@ -80,7 +80,8 @@ def cached_config(repo: str, revision: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     if Path(repo).is_dir():
-        return Path(repo) / "config.json"
+        path = Path(repo) / "config.json"
+        return path if path.is_file() else None
     found = try_to_load_from_cache(repo, "config.json", revision=revision)
     return Path(found) if isinstance(found, str) else None
 

@@ -9,11 +9,9 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-
-from clinrl.artifacts import digest
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +23,9 @@ class Journal:
     """The units of one run, which the name of its folder stands for: whatever else they depend on is in that name."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.found = folder, dict[str, dict[str, Any]]()
+        self.folder = folder
+        self.found = dict[str, dict[str, Any]]()
+        """Each by the digest of what was asked."""
         self._part, self._calls = "", 0
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -53,17 +53,9 @@ class Journal:
         self._calls += 1
         return [self._part, self._calls]
 
-    def key(self, *asked: Any) -> str:
-        """By what a unit is found again."""
-        return digest(asked)
-
-    def get(self, key: str) -> Mapping[str, Any] | None:
-        """A unit that is there."""
-        return self.found.get(key)
-
-    def put(self, key: str, **entry: Any) -> None:
+    def put(self, asked: str, **entry: Any) -> None:
         """Add a unit, at once: the forks of a stage write into one file, and a line in pieces could hold another."""
-        line = json.dumps({"asked": key, **entry}, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps({"asked": asked, **entry}, separators=(",", ":")).encode() + b"\n"
         with self._opened() as stream:
             if os.write(stream.fileno(), line) != len(line):
                 raise OSError(errno.ENOSPC, "a line was cut short", str(self.folder / FILE))

@@ -6,6 +6,7 @@ estimates: prompts are taken at so many characters a token, and kernels as `esti
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,8 +41,12 @@ LONGER = 1.25
 """A completion of a model that is built here, by the longest right answer of some cases: measured in three tasks."""
 CUDA = int(1.5 * GIB)
 """Of a GPU, for CUDA itself and the room that its kernels work in."""
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where a container says how much of the host it may have."""
+CONTAINERS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where a container says how much of the host it may have, how much it uses, and which field of its memory.stat counts
+what of that is files that were read long ago, whose memory the kernel takes back first."""
 KEYS = {"loading": "gpu to another GPU", "training": "micro_batch lower", "judges": "gpu to another GPU"}
 """What to set in machine.yaml, by place, where it is not exam_tokens."""
 
@@ -78,7 +83,6 @@ def room(machine: Machine) -> Room:
     import psutil
 
     free = psutil.virtual_memory().available
-    limits = [int(text) for path in LIMITS if path.exists() and (text := path.read_text().strip()).isdecimal()]
     gpus, index = visible(), machine.gpu or 0
     if machine.gpu is not None and index >= len(gpus):
         raise ParamsError(f"machine.yaml: gpu is {index}, but {len(gpus)} are visible, counted from 0; correct it")
@@ -87,7 +91,16 @@ def room(machine: Machine) -> Room:
             f"machine.yaml: processes is {machine.processes}, one a GPU, but {len(gpus)} are visible; lower it"
         )
     used = gpus[index : index + machine.processes]
-    return Room(min(used, key=lambda gpu: gpu.free, default=None), min([free, *limits]), tuple(gpus))
+    return Room(min(used, key=lambda gpu: gpu.free, default=None), min([free, *_left()]), tuple(gpus))
+
+
+def _left() -> Iterator[int]:
+    """What a container's limit leaves of the host. None says nothing, or `max`."""
+    for folder, limit, used, idle in CONTAINERS:
+        with suppress(OSError, ValueError):
+            most, now = (int((folder / name).read_text()) for name in (limit, used))
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield most - now + int(stat.get(idle, 0))
 
 
 def check(params: Params, version: str, machine: Machine) -> None:

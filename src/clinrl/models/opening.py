@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import ArtefactError, Refused, format_value
+from clinrl.errors import REFUSALS, ArtefactError, Refused, format_value
 from clinrl.models import memory
 
 WEIGHTS = "adapter_model.safetensors"
@@ -45,7 +45,7 @@ def refused(folder: Path | str, what: str) -> Iterator[None]:
     except Exception as error:  # each library has kinds of its own, and a hostile file meets any of them
         if memory.is_exhausted(error):  # which says nothing of the file
             raise
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.errno in REFUSALS:
             raise
         message = " ".join(str(error).split())[:160]
         reason = f"{type(error).__name__}: {message}" if message.isprintable() else type(error).__name__

@@ -157,10 +157,12 @@ def seconds(time_s: float) -> str:
 
 
 def measured(gpu: Gpu | None) -> Rates | None:
-    """The rates of a GPU, in a process of its own, or of this CPU; None if the GPU cannot be asked."""
-    if gpu is None:
-        return probe()
-    shown = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(gpu.number)}  # as nvidia-smi counts
+    """The rates of a GPU or, without one, of this CPU; None if it cannot be asked.
+
+    In a process of its own, which is shown no other GPU: what has asked CUDA once holds memory until it ends.
+    """
+    number = "" if gpu is None else str(gpu.number)
+    shown = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": number}  # as nvidia-smi counts
     command = [sys.executable, "-m", "clinrl.models.step_time"]
     try:
         done = subprocess.run(

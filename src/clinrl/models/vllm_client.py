@@ -9,10 +9,12 @@ import json
 import math
 import os
 import re
+import socket
 import ssl
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,20 @@ class Written:
 
     ids: tuple[int, ...]
     log_probabilities: tuple[float, ...]
+
+
+class Call:
+    """The requests of one call that are under way."""
+
+    def __init__(self) -> None:
+        self.sockets, self.over = set[socket.socket](), threading.Event()
+
+    def end(self) -> None:
+        """Have them fail at once and not be sent again: a process waits for its threads before it ends."""
+        self.over.set()
+        for held in list(self.sockets):
+            with suppress(OSError):  # it was closed meanwhile
+                held.shutdown(socket.SHUT_RDWR)
 
 
 class Client:
@@ -123,17 +139,19 @@ class Client:
                     f"the {self.max_length} that the vLLM server has room for; raise vllm.max_length in {FILE} and "
                     "start the server again"
                 )
-        pool = ThreadPoolExecutor(max_workers=self.settings.at_once)
+        pool, call = ThreadPoolExecutor(max_workers=self.settings.at_once), Call()
         try:
             waiting = {
-                pool.submit(self._complete, one, adapter or self.model): number for number, one in enumerate(requests)
+                pool.submit(self._complete, one, adapter or self.model, call): number
+                for number, one in enumerate(requests)
             }
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
         finally:
+            call.end()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _complete(self, one: Request, model: str) -> Written:
+    def _complete(self, one: Request, model: str, call: Call) -> Written:
         body = {
             "model": model, "prompt": list(one.ids), "max_tokens": one.budget, "seed": one.seed,
             "temperature": one.temperature, "top_p": one.top_p, "stop_token_ids": sorted(self.ends),
@@ -141,7 +159,7 @@ class Client:
             # A checkpoint's own settings would take the place of what is not said.
             "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
         }  # fmt: skip
-        answer = self._request("POST", "/v1/completions", body)
+        answer = self._request("POST", "/v1/completions", body, call=call)
         written = self._read(one, model, answer)
         fingerprint = answer.get("system_fingerprint")
         if self._fingerprint is None:
@@ -185,14 +203,14 @@ class Client:
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *,
-        pauses: Sequence[float] | None = None, adapter: str = "",
+        pauses: Sequence[float] | None = None, adapter: str = "", call: Call | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """The JSON object that the server answers with; an empty one for an answer that is none, where none is due."""
-        status, text = 0, b""
+        status, text, call = 0, b"", call or Call()
         for pause in (*(PAUSES_S if pauses is None else pauses), None):
             lost: Exception | None = None
             try:
-                status, text = self._send(method, path, body)
+                status, text = self._send(method, path, body, call)
             except TimeoutError:
                 raise EngineError(
                     f"the server at {self.url} did not answer in {self.settings.timeout_s} s; raise vllm.timeout_s in "
@@ -202,9 +220,8 @@ class Client:
                 raise EngineError(f"the server at {self.url} has no certificate to trust ({error.reason})") from error
             except (OSError, http.client.HTTPException) as error:
                 lost = error
-            if pause is None or (lost is None and status not in BUSY):
+            if pause is None or (lost is None and status not in BUSY) or call.over.wait(pause):
                 break
-            time.sleep(pause)
         if lost is not None:
             raise EngineError(
                 f"no vLLM server answers at {self.url} ({type(lost).__name__}); {self._start}, then give the same "
@@ -222,17 +239,23 @@ class Client:
             raise self._strange("JSON")
         return answer
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> tuple[int, bytes]:
         """One request on a connection of its own. No redirect is followed and no proxy asked, so the key stays here."""
         kind: Callable[..., http.client.HTTPConnection]
         kind = http.client.HTTPSConnection if self.is_https else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=self.settings.timeout_s)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        held = None
         try:
+            connection.connect()
+            call.sockets.add(held := connection.sock)
+            if call.over.is_set():
+                raise ConnectionAbortedError
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             with connection.getresponse() as response:
                 status, text = response.status, response.read(MAX_BYTES + 1)
         finally:
+            call.sockets.discard(held)
             connection.close()
         if len(text) > MAX_BYTES:
             raise self._strange(f"an answer of at most {MAX_BYTES >> 20} MiB")

@@ -2,24 +2,18 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 SCHEDULER = Path("/proc/thread-self/schedstat")
 """Of this thread on Linux: nanoseconds on a processor, nanoseconds in the queue for one, and number of turns."""
 
 
-class Advance(Protocol):
-    """Moves a progress display forward by some rows; does nothing where nobody watches."""
-
-    def __call__(self, rows: int = 1, /) -> None: ...
-
-
 @contextmanager
-def progress(title: str, rows: int, *, shown: bool = True) -> Iterator[Advance]:
-    """A progress bar on stderr if that is a terminal, otherwise nothing; yields the function that advances it."""
+def progress(title: str, rows: int, *, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr if that is a terminal, otherwise nothing; yields what advances it by rows."""
     if not shown or not sys.stderr.isatty():
         yield lambda _rows=1: None
         return
@@ -28,12 +22,7 @@ def progress(title: str, rows: int, *, shown: bool = True) -> Iterator[Advance]:
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=rows)
-
-        def advance(rows: int = 1, /) -> None:
-            bar.advance(task, rows)
-
-        yield advance
+        yield partial(bar.advance, bar.add_task(title, total=rows))
 
 
 class Queue:

@@ -123,7 +123,8 @@ class Commands:
                 for line in process.stdout:
                     _say(f"{name} | {line.rstrip()}")
             with self.changing:
-                self._change(self.running - {process})
+                self.running.remove(process)
+                write_text(self.count, str(len(self.running)))
         finally:
             self.turn.acquire()
         if process.returncode:
@@ -137,16 +138,13 @@ class Commands:
         with self.changing:
             if self.is_over:
                 raise KeyboardInterrupt
+            write_text(self.count, str(len(self.running) + 1))  # before it begins, since it reads that
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 errors="replace", process_group=0, **popen,
             )  # fmt: skip
-            self._change(self.running | {process})
+            self.running.add(process)
         return process
-
-    def _change(self, running: "set[subprocess.Popen[str]]") -> None:
-        self.running = running
-        write_text(self.count, str(len(running)))
 
     def end(self) -> None:
         """Ask the commands that run to end, and start no more. SIGINT would be ignored below `make demo &`."""

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ def watch(ancestor: int, gone: Callable[[], object]) -> None:
 
 def is_above(pid: int) -> bool:
     """Whether a process is an ancestor of this one. Who is killed loses its children at once, so it is not."""
-    return pid in [process.pid for process in _ancestors()]
+    return pid in (process.pid for process in _ancestors())
 
 
 def _interrupt(number: int, _frame: object) -> None:
@@ -87,13 +87,14 @@ def _starter() -> int | None:
     return found if found and os.getsid(found) == os.getsid(0) else 0
 
 
-def _ancestors() -> "list[Process]":
-    """This process's ancestors, its parent first; none if one ends meanwhile."""
+def _ancestors() -> "Iterator[Process]":
+    """This process's ancestors, its parent first, up to one that ends meanwhile. None is looked at before its turn."""
     import psutil  # not at the head: who follows nobody may not have it
 
     with suppress(psutil.NoSuchProcess):
-        return list(psutil.Process().parents())
-    return []
+        process = psutil.Process()
+        while process := process.parent():
+            yield process
 
 
 def _name(process: "Process") -> str:

@@ -8,7 +8,7 @@ import gzip
 import posixpath
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from clinrl.errors import ArtefactError, Refused, echo
 from clinrl.release import audit_log
 from clinrl.reports import numbers, palette, results
 from clinrl.reports.render import environment, load
-from clinrl.runtime.progress import Advance, progress
+from clinrl.runtime.progress import progress
 from clinrl.site import answers, charts, markdown, tree, versions
 from clinrl.site.answers import Shown
 from clinrl.site.standing import MEANS, Standing, standing
@@ -169,7 +169,7 @@ def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
     echo(f"{size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s; it opens in a browser")
 
 
-def write(site: Site, advance: Advance) -> None:
+def write(site: Site, advance: Callable[..., None]) -> None:
     """All pages, and the files beside them."""
     for path in sorted((HERE / "static").iterdir()):
         site.text(path.name, path.read_text(encoding="utf-8"))

@@ -94,7 +94,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.queue.share() >= MUCH:
             self.crowded_until = state.global_step + CROWDED
-        if self.shares:
+        if self.shares and self.world.size == 1:  # each of several has one thread, for good
             determinism.share(is_crowded=state.global_step < self.crowded_until)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -68,8 +68,8 @@ def stage(params: Params, version: str) -> None:
         write_json(folder / SPEC, local | _trainer(params, version).model_dump(include=HANDLING))
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
-        needs.check(params, version, read_machine())
         if not _completed(folder, spec["trainer"]["steps"]):
+            needs.check(params, version, read_machine())
             step_time.tell(params, version, read_machine())
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
