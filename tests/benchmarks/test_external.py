@@ -17,6 +17,7 @@ from clinrl.data import dataset
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.evaluation.evaluate import grade
 from clinrl.intervals import quadratic_kappa
+from clinrl.reports.render import render
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.published import PUBLISHED
 from clinrl.types import Message, Transcript
@@ -81,6 +82,17 @@ def test_a_version_stands_beside_what_was_published(project, monkeypatch):
     assert "Research only, imported cases." in page()
     assert "| v1, mode think | 36 | 100.0% [90.4, 100.0] |" in page()
     assert "0.948" in page()
+
+
+def test_the_page_says_how_intervals_were_made(project, monkeypatch):
+    monkeypatch.setattr(external, "answer_exam", answering(TASK.label))
+    external.stage(project, "v1")
+    assert "95% intervals: a bootstrap over cases, and Wilson's for shares. Kappa has quadratic weights. " in page()
+    found = report()
+    alike = {mode: one.model_copy(update={"task": "imaging"}) for mode, one in found.reports.items()}
+    text = render("external", report=found.model_copy(update={"reports": alike}), columns=("exact",))
+    assert "95% intervals: a bootstrap over clusters of cases, and Wilson's for shares that are published" in text
+    assert "appa" not in text.split("Numbers without brackets")[0]
 
 
 def test_another_exam_is_not_compared(project, monkeypatch):

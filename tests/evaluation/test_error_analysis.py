@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import contest
 import dolls
 from clinrl import paths
+from clinrl.analysis.run import Run, clusters_of
 from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.evaluation.error_analysis import Group, MineReport, of_kind
-from clinrl.intervals import mean
+from clinrl.intervals import mean, rate, wilson
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript
 
@@ -197,6 +200,31 @@ def test_under_triage_costs_at_least_what_over_triage_of_the_same_distance_does(
     mirrored = 2 * gold - answered
     if answered > gold and mirrored >= 1:
         assert TASK.improvement.cost(gold, answered) >= TASK.improvement.cost(gold, mirrored)
+
+
+def test_intervals_of_a_task_whose_cases_are_alike_are_over_clusters():
+    """A reader who knows half of the conditions: as many answers are wrong, and far less is known of how many."""
+    task, params = get_task("imaging"), Params.model_validate(contest.mapping())
+    cases = list(task.cases(200, 5, pool="mine", mix="reporting"))
+    clusters = clusters_of(task, cases)
+    known = set(sorted(set(clusters))[::2])
+    turns = [
+        contest.turn(case, (float(cluster in known), 0.0), "", thinking=False)
+        for case, cluster in zip(cases, clusters, strict=True)
+    ]
+    graded = evaluate.grade(task, "direct", cases, turns, task.Reward())
+    model, modes = params.model("imaging-base"), {"direct": {}}
+    found = error_analysis.report_of(
+        Run(model=model, cases=cases, exam_digest="", modes=modes, graded={"direct": graded})
+    )
+    verdicts = [line.answer != task.label(case) for case, line in zip(cases, graded, strict=True)]
+    wrong, apart = found.wrong["direct"], wilson(sum(verdicts), len(cases))
+    assert wrong == rate(verdicts, clusters)
+    assert wrong.high - wrong.low > 1.5 * (apart.high - apart.low)
+    costs = [task.improvement.cost(task.label(case), line.answer) for case, line in zip(cases, graded, strict=True)]
+    assert found.cost == mean(costs, clusters)
+    alone = next(group for group in of_kind(found, "condition") if group.value not in known)
+    assert alone.wrong["direct"] == wilson(alone.n, alone.n)  # of one cluster its cases are drawn
 
 
 def test_the_report_is_canonical_json(project, monkeypatch):

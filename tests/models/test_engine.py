@@ -613,3 +613,24 @@ def test_a_server_that_was_started_again_is_asked_again(
     backend.close(served.digest)
     backend._reopen(served.digest, cast(Any, sampler))
     assert server.adapters == {}
+
+
+def test_a_version_that_is_closed_while_it_is_connected_anew_is_not_left_on_the_server(
+    server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
+    served, backend = version(), Remote("esi", Vllm(url=connect().client.url))
+    before, check = backend.open(served, tmp_path), Engine.check_adopted
+    server.key, server.adapters = "l" * 40, {}
+    monkeypatch.setenv(vllm_client.TOKEN, server.key)
+
+    def closed_meanwhile(asked: Engine) -> None:
+        check(asked)
+        assert server.adapters
+        with pytest.raises(EngineError):  # by the key of the server before
+            backend.close(served.digest)
+
+    monkeypatch.setattr(Engine, "check_adopted", closed_meanwhile)
+    backend._reopen(served.digest, cast(Any, before))
+    assert server.adapters == {}
+    assert served.digest not in backend._engines

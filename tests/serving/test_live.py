@@ -23,7 +23,7 @@ from clinrl.errors import EngineError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release.standing import check_servable
-from clinrl.serving import backends
+from clinrl.serving import backends, server
 from clinrl.serving import live as live_module
 from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
@@ -243,6 +243,31 @@ def test_a_full_disk_is_not_tried_again_at_each_look(project: Any, monkeypatch: 
     live.renew()
     live.renew()
     assert len(tries) == 1
+
+
+def test_the_end_removes_a_copy_that_is_being_made_and_no_other_is_begun(project: Any, monkeypatch: Any) -> None:
+    bring, places, begun = versions.bring, [], threading.Event()
+
+    def slow(params: Any, entry: Any, place: Path) -> Path:
+        bring(params, entry, place)
+        places.append(place)
+        begun.set()
+        eventually(lambda: not place.exists())
+        (place / "base").mkdir(parents=True)  # as a copy does that goes on
+        eventually(lambda: not place.exists())
+        raise shutil.Error("no such file")
+
+    monkeypatch.setattr(versions, "bring", slow)
+    live = Live(project, "esi", Local("embedded", 1), 60.0)
+    looking = threading.Thread(target=live.renew, daemon=True)
+    looking.start()
+    assert begun.wait(60)
+    server._end(live, looking)
+    assert not looking.is_alive()
+    live._wait.clear()
+    live.renew()
+    (place,) = places
+    assert not place.exists()
 
 
 def test_a_candidate_that_is_refused_while_it_serves_loses_its_name(project: Any, capfd: Any) -> None:

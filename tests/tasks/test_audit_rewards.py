@@ -14,7 +14,7 @@ from clinrl.tasks.audit.cases import LEVEL_NAMES, cases, differences_of
 from clinrl.tasks.audit.env import ARGUMENTS, Call
 from clinrl.tasks.audit.phrases import FALLACY_NAMES
 from clinrl.tasks.audit.policies import TRIVIAL, mediocre, read_signs
-from clinrl.tasks.audit.published import Episode
+from clinrl.tasks.audit.published import FALLACY_KEYWORDS, REPORT_KEYWORDS, Dense, Episode
 from clinrl.tasks.audit.rewards import CORRECTED, PUBLISHED, TERMS, Corrected, Reward, score
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences
 from recipes import DENSE
@@ -340,6 +340,20 @@ def test_totals_lie_in_the_declared_range_and_terms_are_complete(calls, mix, pla
     assert set(found.terms) == set(TERMS)
     assert "-0.0" not in [str(value) for value in found.terms.values()]
     assert reward.low - 1e-9 <= found.total <= reward.high + 1e-9
+
+
+@pytest.mark.parametrize("worth", [-100.0, 100.0])
+@pytest.mark.parametrize("name", Dense.model_fields)
+def test_the_range_of_the_published_table_holds_for_prices_of_either_sign(name, worth):
+    case = next(case for case in drawn("medium") if any(truth.error for truth in case.key.truths))
+    actions = [action for turn in oracle(case, Random(0)) for action in turn][:-1]
+    keywords = " ".join(word for words in FALLACY_KEYWORDS.values() for word in words)
+    wordy = [(tool, asked | {"reason": keywords} if tool == "flag_error" else asked) for tool, asked in actions]
+    report = ("submit_audit_report", {"report": " ".join(REPORT_KEYWORDS)})
+    dense = Dense(**dict.fromkeys(Dense.model_fields, 0.0) | {name: worth})
+    reward = Reward(kind="published_dense", dense=dense)
+    found = earned(case, [[*wordy, *actions, ("approve", {"proposal_id": "none"}), report]], reward, malformed=500)
+    assert reward.low <= found.total <= reward.high
 
 
 def test_dense_finds_what_was_decided_twice_whatever_was_written():

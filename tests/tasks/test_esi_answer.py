@@ -40,6 +40,7 @@ ANSWER_LIKE = st.lists(
         "**ANSWER:** ESI **{}**.",
         "*ANSWER: ESI {}*",
         "ANSWER: ESI {}\r",
+        "\u00a0ANSWER: ESI {}\u2003.\u3000",
     ],
 )
 def test_reads_the_contract(line: str, level: int) -> None:

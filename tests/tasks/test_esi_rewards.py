@@ -5,7 +5,7 @@ from fractions import Fraction
 from statistics import fmean, pstdev
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -384,7 +384,8 @@ def test_a_parsers_bug_is_refused() -> None:
         score(1, "Chest pain.", 6, Reward())
 
 
-@given(st.sampled_from([*ARMS.values(), Reward(unreadable=-1.5)]), st.lists(st.sampled_from(RULE_IDS), max_size=4))
+@example(Reward(floor=-5.0), ["severe_pain", "open_injury"])
+@given(rewards | arms, st.lists(st.sampled_from(RULE_IDS), max_size=4))
 def test_a_refined_reward_pays_its_levels_as_before_and_silence_the_least(reward: Reward, rules: list[str]) -> None:
     found = refined(reward, rules)
     assert refined(found, rules) == found

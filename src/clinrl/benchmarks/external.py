@@ -39,7 +39,7 @@ class Line(Strict):
     name: str
     n: int = Field(gt=0)
     metrics: dict[str, Estimate]
-    """Shares with Wilson intervals, statistics with those of a bootstrap."""
+    """With intervals as in an exam; of a published row the shares alone, with Wilson's."""
     printed: dict[str, float] = Field(default_factory=dict)
     """Statistics as they were published, without an interval."""
     source: str = ""

@@ -17,14 +17,14 @@ from pydantic import Field
 
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
-from clinrl.analysis.run import Run
+from clinrl.analysis.run import Run, clusters_of
 from clinrl.artifacts import exclusive, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.evaluate import answer_exam, check_apart, keep
-from clinrl.intervals import DIGITS, mean, wilson
+from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
 from clinrl.reports import figures
@@ -58,7 +58,7 @@ class Group(Strict):
     wrong: dict[str, Estimate]
     """By mode: the share of answers that are not the gold label, unreadable ones included."""
     cost: Estimate
-    """Mean clinical cost of an answer, all modes together; the interval is a bootstrap over cases."""
+    """Mean clinical cost of an answer, all modes together; the interval is a bootstrap over cases or clusters."""
     total: float
     """Clinical cost of the group's answers for every 100 answers of the pool: what its repair is worth."""
     answers: dict[str, int]
@@ -167,12 +167,12 @@ def report_of(run: Run) -> MineReport:
         pool=POOL,
         modes={mode: dict(spec) for mode, spec in run.modes.items()},
         n=len(run.cases),
-        wrong={mode: _wrong([line for line in lines if line.mode == mode]) for mode in run.modes},
-        cost=_cost(lines),
+        wrong={mode: _wrong(task, [line for line in lines if line.mode == mode]) for mode in run.modes},
+        cost=_cost(task, lines),
         groups=tuple(
             group
             for by, of in kinds(task).items()
-            for group in sorted(_groups(by, of, lines), key=lambda group: (-group.total, group.value))
+            for group in sorted(_groups(task, by, of, lines), key=lambda group: (-group.total, group.value))
         ),
         worst=tuple(line.in_full() for line in wrong[:MAX_WORST]),
         note=note_of(run.cases),
@@ -222,41 +222,47 @@ class _Line:
         )
 
 
-def _groups(by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line]) -> list[Group]:
+def _groups(task: Task, by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line]) -> list[Group]:
     members: dict[str, list[_Line]] = {}
     for line in lines:
         for value in of(line):
             members.setdefault(value, []).append(line)
     return [
-        _group(by, value, some, len(lines))
+        _group(task, by, value, some, len(lines))
         for value, some in members.items()
         if len({line.case.id for line in some}) >= MIN_CASES
     ]
 
 
-def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
+def _group(task: Task, by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
     return Group(
         by=by,
         value=value,
         n=len({line.case.id for line in lines}),
         wrong={
-            mode: _wrong([line for line in lines if line.mode == mode])
+            mode: _wrong(task, [line for line in lines if line.mode == mode])
             for mode in dict.fromkeys(line.mode for line in lines)
         },
-        cost=_cost(lines),
+        cost=_cost(task, lines),
         total=round(100 * math.fsum(line.cost for line in lines) / answers, DIGITS),
         answers=dict(Counter(line.answered for line in lines if line.wrong)),
     )
 
 
-def _wrong(lines: Sequence[_Line]) -> Estimate:
-    return wilson(sum(line.wrong for line in lines), len(lines))
+def _wrong(task: Task, lines: Sequence[_Line]) -> Estimate:
+    return rate([line.wrong for line in lines], _clusters(task, [line.case for line in lines]))
 
 
-def _cost(lines: Sequence[_Line]) -> Estimate:
-    """Mean cost of an answer. Cases are drawn with replacement, since a case's answers in two modes are alike."""
-    by_case: dict[str, list[float]] = {}
+def _cost(task: Task, lines: Sequence[_Line]) -> Estimate:
+    """Mean cost of an answer. Cases or clusters are drawn with replacement: a case's answers in two modes are alike."""
+    cases, by_case = {line.case.id: line.case for line in lines}, dict[str, list[float]]()
     for line in lines:
         by_case.setdefault(line.case.id, []).append(line.cost)
     costs = [round(math.fsum(some) / len(some), DIGITS) for some in by_case.values()]
-    return mean(costs)
+    return mean(costs, _clusters(task, [cases[name] for name in by_case]))
+
+
+def _clusters(task: Task, cases: Sequence[Case]) -> list[str] | None:
+    """The cluster of each case; None where all are of one, of which a draw shows no spread: cases are drawn then."""
+    clusters = clusters_of(task, cases)
+    return clusters if clusters and len(set(clusters)) > 1 else None

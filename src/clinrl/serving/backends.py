@@ -225,26 +225,18 @@ class Remote:
     def __init__(self, task: str, settings: Vllm) -> None:
         self._task, self._settings = task, settings
         self._engines: dict[str, engine.Engine] = {}
-        self._opened: dict[str, tuple[Served, Path]] = {}
+        self._wanted: dict[str, tuple[Served, Path]] = {}
+        """What is open, or is to be, by digest."""
         self._changing = Lock()
         self._pool = ThreadPoolExecutor(settings.at_once)
 
     def open(self, served: Served, folder: Path) -> Sampler:
-        if served.form == "merged":
-            raise EngineError("a full model is not served by `clinrl engine`; set sampler to transformers")
-        base = paths.base(served.task)
-        if identity(read_manifest(base)) != served.base_digest:
-            raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
-        opening.check(folder / ADAPTER)
-        asked = engine.connect(self._task, self._settings)
-        asked.adopt(folder / ADAPTER)
-        asked.check_adopted()
-        self._engines[served.digest], self._opened[served.digest] = asked, (served, folder)
-        return asked
+        self._wanted[served.digest] = served, folder  # before it is open: `_reopen` may be about to close it
+        return self._connected(served, folder)
 
     def close(self, digest: str) -> None:
         """Have the server forget a version. Raises EngineError if it is away; here it is forgotten then too."""
-        self._opened.pop(digest, None)
+        self._wanted.pop(digest, None)
         if (asked := self._engines.pop(digest, None)) is not None:
             asked.client.unload(str(asked.adapter))
 
@@ -276,6 +268,19 @@ class Remote:
         except Exception as error:  # noqa: BLE001  whoever asked is told, and the others are served
             job.tell(error)
 
+    def _connected(self, served: Served, folder: Path) -> engine.Engine:
+        if served.form == "merged":
+            raise EngineError("a full model is not served by `clinrl engine`; set sampler to transformers")
+        base = paths.base(served.task)
+        if identity(read_manifest(base)) != served.base_digest:
+            raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
+        opening.check(folder / ADAPTER)
+        asked = engine.connect(self._task, self._settings)
+        asked.adopt(folder / ADAPTER)
+        asked.check_adopted()
+        self._engines[served.digest] = asked
+        return asked
+
     def _reopen(self, digest: str, failed: engine.Engine) -> None:
         """Connect anew: a server that was started again has no adapter, and that of `clinrl engine` has another key.
 
@@ -285,9 +290,9 @@ class Remote:
             return
         try:
             with suppress(Refused):
-                if self._engines.get(digest) is failed and (known := self._opened.get(digest)):
-                    self.open(*known)
-                    if digest not in self._opened:  # closed meanwhile
+                if self._engines.get(digest) is failed and (known := self._wanted.get(digest)):
+                    self._connected(*known)
+                    if digest not in self._wanted:  # closed meanwhile
                         self.close(digest)
         finally:
             self._changing.release()

@@ -65,6 +65,9 @@ class Live:
         """By alias."""
         self._open: dict[str, Version] = {}
         """By digest."""
+        self._places: set[Path] = set()
+        """The private copies, also one that is being made."""
+        self._has_ended = False
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
         self._source, self._read = source, _State()
@@ -109,9 +112,10 @@ class Live:
         return f"nothing is served yet: {why}; `clinrl versions {self._model}` lists what there is"
 
     def end(self) -> None:
-        """Remove the private copies."""
-        for version in self._open.values():
-            shutil.rmtree(version.folder, ignore_errors=True)
+        """Remove the private copies, also while another thread looks at the registry; it opens nothing more."""
+        self._has_ended = True
+        for place in self._places.copy():
+            shutil.rmtree(place, ignore_errors=True)
 
     def _read_params(self) -> None:
         """Take over approvers of a params.yaml that was changed: one may have been struck off the list."""
@@ -180,11 +184,12 @@ class Live:
 
     def _is_news(self, alias: str, digest: str) -> bool:
         is_held = alias in self._held and self._held[alias].served.digest == digest
-        return not is_held and time.monotonic() >= self._wait.get(digest, 0.0)
+        return not is_held and not self._has_ended and time.monotonic() >= self._wait.get(digest, 0.0)
 
     def _opened(self, entry: versions.Entry) -> Version:
         if entry.digest not in self._open:
             place, started = Path(mkdtemp(prefix="clinrl-")), time.monotonic()
+            self._places.add(place)
             try:
                 folder = versions.bring(self._params, entry, place)
                 self._intact[entry.digest] = self._trusted(), None
@@ -201,8 +206,8 @@ class Live:
                 reason = str(error) if has_reason else f"it cannot be opened ({type(error).__name__})"
                 raise RegistryError(reason.replace(f"{place}/", "")) from error  # each copy has another name
             finally:
-                if entry.digest not in self._open:
-                    shutil.rmtree(place, ignore_errors=True)
+                if entry.digest not in self._open or self._has_ended:
+                    self._remove(place)
         return self._open[entry.digest]
 
     def _let_go(self) -> None:
@@ -216,7 +221,11 @@ class Live:
                 self._backend.close(digest)
             except Refused as error:
                 echo(f"{version.served.name} is not unloaded: {error}")
-            shutil.rmtree(version.folder, ignore_errors=True)
+            self._remove(version.folder)
+
+    def _remove(self, place: Path) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        self._places.discard(place)
 
     def _say(self, alias: str, sentence: str) -> None:
         if self._reported.get(alias) != sentence:

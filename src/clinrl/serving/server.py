@@ -45,6 +45,8 @@ LEAST_TOKEN: Final = 20
 BODY_BYTES: Final = 128 * 1024
 SPARE_CONNECTIONS: Final = 64
 """Connections beyond those whose requests are answered or wait; one more gets 503."""
+ENDING_S: Final = 5.0
+"""How long the end waits for what looks at the registry, which may be copying a model."""
 CHAT: Final = "/v1/chat/completions"
 
 
@@ -299,6 +301,7 @@ def stage(
         backend = Remote(task.name, machine.vllm) if machine.sampler == "vllm" else Local(params.scale, at_once)
         live = Live(params, name, backend, 2 * bounds.request_s, source)
         watch, stopping = Watch(params, name, live, backend, shadow, source=source), threading.Event()
+        registry = threading.Thread(target=_follow, args=(live, stopping), name="registry", daemon=True)
         try:
             live.renew()
             if lack := live.lack():
@@ -309,13 +312,13 @@ def stage(
                 Fence(service, names=[host, *known_as], token=token, limits=limits, refuse=refused),
                 log_level="warning", access_log=False, limit_concurrency=at_once + queue + SPARE_CONNECTIONS,
             )  # fmt: skip
-            threading.Thread(target=_follow, args=(live, stopping), name="registry", daemon=True).start()
+            registry.start()
             print(f"{address_of(listening)}/v1", flush=True)
             Server(config, service).run(sockets=[listening])
         finally:
             stopping.set()
             watch.end()
-            live.end()
+            _end(live, registry)
 
 
 def _follow(live: Live, stopping: threading.Event) -> None:
@@ -324,6 +327,15 @@ def _follow(live: Live, stopping: threading.Event) -> None:
             live.renew()
         except Exception as fault:  # noqa: BLE001  one look that failed is no reason to stop looking
             echo(f"a fault: {type(fault).__name__}: {fault}")
+
+
+def _end(live: Live, registry: threading.Thread) -> None:
+    """Remove the copies. One that is being made is removed until it fails, for ENDING_S at most."""
+    live.end()
+    until = time.monotonic() + ENDING_S
+    while registry.is_alive() and time.monotonic() < until:
+        registry.join(POLL_S / 10)
+        live.end()
 
 
 def _token(host: str) -> str | None:

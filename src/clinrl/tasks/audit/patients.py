@@ -18,7 +18,6 @@ from clinrl.tasks.audit.rules import (
     Stage,
     TrialProtocol,
 )
-from clinrl.types import Strict
 
 NEAR_SHARE: Final = 0.85
 """Of the breaches, and of the valid values of the rule that a proposal is about, those close to the limit."""
@@ -50,14 +49,6 @@ TUMOR_SITES: Final = ("lung", "colon", "breast", "liver", "kidney", "bladder")
 HISTOLOGIES: Final = ("adenocarcinoma", "squamous", "small cell", "large cell", "mixed")
 
 
-class Timing(Strict):
-    """What the two rules about delays look at."""
-
-    stage: Stage
-    comorbidity: int
-    delay_days: int
-
-
 def draw_patient(
     rng: Random, protocol: TrialProtocol, patient_id: str, *, broken: ErrorType | None, about: ErrorType | None
 ) -> PatientRecord:
@@ -65,11 +56,11 @@ def draw_patient(
 
     Where both are rules about delays, the record is near the limit of the broken one alone.
     """
-    timing = _timing(rng, protocol, broken, about)
+    stage, comorbidity, delay_days = _timing(rng, protocol, broken, about)
     enrolled_day = rng.randint(FIRST_DAY, LAST_DAY)
-    treatment_day = enrolled_day + timing.delay_days
+    treatment_day = enrolled_day + delay_days
     arm: Literal["treatment", "control"] = rng.choice(("treatment", "control"))
-    survival_days = _survival_days(rng, timing.stage, breached=broken == TEMPORAL, near=_near(rng, TEMPORAL, about))
+    survival_days = _survival_days(rng, stage, breached=broken == TEMPORAL, near=_near(rng, TEMPORAL, about))
     site, country = rng.choice(SITES)
     return PatientRecord(
         patient_id=patient_id,
@@ -77,7 +68,7 @@ def draw_patient(
         sex=rng.choice(("F", "M")),
         ethnicity=rng.choices(ETHNICITIES, ETHNICITY_WEIGHTS)[0],
         arm=arm,
-        stage=timing.stage,
+        stage=stage,
         enrolled_day=enrolled_day,
         treatment_day=treatment_day,
         death_day=None if survival_days is None else treatment_day + survival_days,
@@ -85,7 +76,7 @@ def draw_patient(
         site=site,
         country=country,
         drug=rng.choice(DRUGS) if arm == "treatment" else "Placebo",
-        comorbidity_index=timing.comorbidity,
+        comorbidity_index=comorbidity,
         ecog=rng.choice((0, 0, 1, 1, 1, 2, 2, 3)),
         prior_chemo_cycles=rng.choice((0, 0, 0, 1, 2, 3, 4, 6)),
         ldh_u_l=round(max(50.0, rng.gauss(210, 60)), 1),
@@ -130,29 +121,31 @@ def _survival_days(rng: Random, stage: Stage, *, breached: bool, near: bool) -> 
     return rng.randint(3, 540) if rng.random() < DEATH_SHARE[stage] else None
 
 
-def _timing(rng: Random, protocol: TrialProtocol, broken: ErrorType | None, about: ErrorType | None) -> Timing:
-    """Stage, comorbidity and delay, of which at most the rule `broken` is broken."""
+def _timing(
+    rng: Random, protocol: TrialProtocol, broken: ErrorType | None, about: ErrorType | None
+) -> tuple[Stage, int, int]:
+    """Stage, comorbidity and delay in days, of which at most the rule `broken` is broken."""
     window, longer = protocol.window_days, protocol.stage_iv_window_days
     if broken == OVERRIDE:
-        return Timing(stage="IV", comorbidity=_revoking(rng, protocol), delay_days=_within_extension(rng, protocol))
+        return "IV", _revoking(rng, protocol), _within_extension(rng, protocol)
     if broken == WINDOW:
         stage = _stage(rng, iv=about == OVERRIDE or rng.random() < 0.4)
         delay = (longer if stage == "IV" else window) + _distance(rng, 1)
-        return Timing(stage=stage, comorbidity=_comorbidity(rng, protocol), delay_days=delay)
+        return stage, _comorbidity(rng, protocol), delay
     if about == OVERRIDE:
         if rng.random() < REVOKED_TRAPS:
             delay = max(1, window - _distance(rng, 0))
-            return Timing(stage="IV", comorbidity=_revoking(rng, protocol), delay_days=delay)
+            return "IV", _revoking(rng, protocol), delay
         highest = _threshold(protocol)  # what an override miss looks like, but for a comorbidity that is not above this
         comorbidity = highest - rng.randint(0, min(3, highest))
-        return Timing(stage="IV", comorbidity=comorbidity, delay_days=_within_extension(rng, protocol))
+        return "IV", comorbidity, _within_extension(rng, protocol)
     stage = _stage(rng, iv=rng.random() < (0.4 if about == WINDOW else STAGE_WEIGHTS[-1]))
     comorbidity = _comorbidity(rng, protocol)
     limit = protocol.comorbidity_threshold
     extended = stage == "IV" and (limit is None or comorbidity <= limit)
     allowed = longer if extended else window
     by = _distance(rng, 0) if _near(rng, WINDOW, about) else rng.randint(0, allowed - 1)
-    return Timing(stage=stage, comorbidity=comorbidity, delay_days=max(1, allowed - by))
+    return stage, comorbidity, max(1, allowed - by)
 
 
 def _within_extension(rng: Random, protocol: TrialProtocol) -> int:

@@ -70,19 +70,27 @@ class Dense(Strict):
         return self.review, self.look_up, self.idle_look_up, self.shap, self.cohort
 
     @property
+    def _calls(self) -> tuple[float, ...]:
+        return self.duplicate, self.invalid, self.decided_twice, *self._look_ups
+
+    @property
+    def _report(self) -> tuple[float, ...]:
+        return self.report, self.report_quality, self.completion
+
+    @property
     def low(self) -> float:
         """A bound below every total: the largest episode, all of it at the worst price."""
-        decision = min(self.flag, self.false_flag, self.approval, self.false_approval, 0.0)
-        call = min(self.duplicate, self.invalid, self.decided_twice, *self._look_ups, 0.0) + min(self.step, 0.0)
-        return MAX_PROPOSALS * decision + 2 * MAX_CALLS * call
+        flag = self.flag + min(self.fallacy, 0.0)
+        decision = min(flag, self.false_flag, self.approval, self.false_approval, 0.0)
+        call = min(*self._calls, 0.0) + min(self.step, 0.0)
+        return MAX_PROPOSALS * decision + 2 * MAX_CALLS * call + sum(min(part, 0.0) for part in self._report)
 
     @property
     def high(self) -> float:
         """A bound above every total: the largest episode, all of it at the best price."""
         decision = max(self.flag + max(self.fallacy, 0.0), self.approval, self.false_flag, self.false_approval, 0.0)
-        call = max(*self._look_ups, 0.0)
-        report = sum(max(part, 0.0) for part in (self.report, self.report_quality, self.completion))
-        return MAX_PROPOSALS * decision + MAX_CALLS * (call + max(self.step, 0.0)) + report
+        call = max(*self._calls, 0.0) + max(self.step, 0.0) + max(self.invalid, 0.0)  # as many malformed ones beside
+        return MAX_PROPOSALS * decision + MAX_CALLS * call + sum(max(part, 0.0) for part in self._report)
 
 
 FALLACY_KEYWORDS: Final[Mapping[ErrorType, tuple[str, ...]]] = {

@@ -1,11 +1,12 @@
 """Reads the one level that a turn commits to. Strict on purpose: a lenient reader is what a policy learns to exploit.
 
-The contract is a line of its own, `ANSWER: ESI n` with n in 1 to 5. Letter case, spaces around the parts, markdown
-asterisks and one closing period are tolerated; nothing else is: no word or roman numeral for n, no hyphen, no range, no
-digit, colon or space outside of ASCII, no bullet. A line that starts with `ANSWER:` and says anything beyond a level is
-an answer that hedges, not one that is missing, so no other line heals it, be it clean, earlier or later. Whether a line
-starts so is asked leniently: white space, list marks and whatever else is no letter are passed over, and compatible
-forms of letters, such as full-width ones, count as these. Other lines claim nothing, even if they speak of an answer.
+The contract is a line of its own, `ANSWER: ESI n` with n in 1 to 5. Letter case, spaces and tabs between the parts, any
+white space at the ends of the line and before one closing period, and markdown asterisks are tolerated; nothing else
+is: no word or roman numeral for n, no hyphen, no range, no digit or colon outside of ASCII, no bullet. A line that
+starts with `ANSWER:` and says anything beyond a level is an answer that hedges, not one that is missing, so no other
+line heals it, be it clean, earlier or later. Whether a line starts so is asked leniently: white space, list marks and
+whatever else is no letter are passed over, and compatible forms of letters, such as full-width ones, count as these.
+Other lines claim nothing, even if they speak of an answer.
 """
 
 import re

@@ -5,9 +5,10 @@ level is the one that the triage nurse gave. What is known after triage, or may 
 `intime` the year alone is, for the age.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from clinrl.errors import DataError
 from clinrl.tasks.csv_reader import Table, locate, open_table
@@ -27,6 +28,8 @@ from clinrl.tasks.importing import (
     use_of,
 )
 from clinrl.types import Pool
+
+T = TypeVar("T")
 
 KIND: Final = "mimic-iv-ed"
 NAMES: Final = ("triage.csv", "edstays.csv", "patients.csv")
@@ -97,7 +100,7 @@ def _stem(table: Table) -> str:
 
 
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
-    born, visits = _born(patients), _visits(stays)
+    born, visits = _by_key(patients, "subject_id", _born), _visits(stays)
     complaints: dict[str, str] = {}
 
     def stay_and_level(row: Fields) -> tuple[str, int]:
@@ -188,43 +191,35 @@ _ABSENT = Stay("", 0, "", "")
 
 
 def _visits(stays: Table) -> dict[str, Stay | None]:
-    """Stays by stay_id; None where there are several rows. Strings that repeat are kept once."""
+    """Stays by stay_id. Strings that repeat are kept once. Without a stay, a triage row is refused for having none."""
     kept: dict[str, str] = {}
-    found: dict[str, Stay | None] = {}
-    for _, found_row in stays.rows():
-        try:
-            row = fields_of(found_row)
-            stay_id = measured.identifier(row["stay_id"], "stay_id")
-            subject = measured.identifier(row["subject_id"], "subject_id")
-        except Unclear:
-            continue  # its triage row is then refused for having no stay
-        if stay_id in found:
-            found[stay_id] = None
-            continue
-        intime = row["intime"].strip()
+
+    def stay(row: Fields) -> Stay:
+        subject, intime = measured.identifier(row["subject_id"], "subject_id"), row["intime"].strip()
         year = int(intime[:4]) if intime[:4].isdecimal() and intime[4:5] in ("-", "/") else 0
         gender, arrival = row["gender"].strip().lower(), " ".join(row["arrival_transport"].lower().split())
         arrival = "" if arrival in measured.BLANK else arrival
-        found[stay_id] = Stay(subject, year, kept.setdefault(gender, gender), kept.setdefault(arrival, arrival))
-    return found
+        return Stay(subject, year, kept.setdefault(gender, gender), kept.setdefault(arrival, arrival))
+
+    return _by_key(stays, "stay_id", stay)
 
 
-def _born(patients: Table) -> dict[str, int | None]:
-    """The year of age 0 by subject_id, in shifted years; None where there are several rows, -1 where it is unclear."""
-    found: dict[str, int | None] = {}
-    for _, found_row in patients.rows():
-        try:
-            row = fields_of(found_row)
-            subject = measured.identifier(row["subject_id"], "subject_id")
-        except Unclear:
-            continue
-        if subject in found:
-            found[subject] = None
-            continue
-        try:
-            age, year = (measured.number(row[name], "anchor_age") for name in PATIENTS[1:])
-        except Unclear:
-            age = year = None
-        whole = age is not None and year is not None and age == int(age) and year == int(year) and year > age
-        found[subject] = int(year - age) if whole and year and age is not None else -1
+def _born(row: Fields) -> int:
+    """The year of age 0, in shifted years; -1 where it is unclear."""
+    try:
+        age, year = (measured.number(row[name], "anchor_age") for name in PATIENTS[1:])
+    except Unclear:
+        return -1
+    whole = age is not None and year is not None and age == int(age) and year == int(year) and year > age
+    return int(year - age) if whole and year and age is not None else -1
+
+
+def _by_key(table: Table, key: str, read: Callable[[Fields], T]) -> dict[str, T | None]:
+    """What rows say, by an identifier; None where several have the same. Rows that are unclear are passed over."""
+    found: dict[str, T | None] = {}
+    for _, row in table.rows():
+        with suppress(Unclear):
+            fields = fields_of(row)
+            name, value = measured.identifier(fields[key], key), read(fields)
+            found[name] = None if name in found else value
     return found

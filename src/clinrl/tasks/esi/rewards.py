@@ -42,6 +42,9 @@ MISSED_LIFESAVING: Final = 1.75
 """Cost of gold 1 answered 2, the cell that the safety valve takes out of the matrix: what gold 2 answered 3 costs, the
 next under-triage by one level."""
 
+BELOW: Final = 0.25
+"""By how much at least silence earns less than every answer, where `refined` sets what it earns: as in the default."""
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Bonus = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
@@ -107,7 +110,7 @@ def refined(reward: Reward, rules: Iterable[str]) -> Reward:
     """The reward with the modifiers of these rules (`<rule>_hit`, `<rule>_miss`) at 0.5 and -0.5 where they are 0.
 
     0.5 is what the published v49 card takes off for missed severe pain. Rules without a modifier change nothing. If
-    the floor of readable answers thereby falls below an unreadable one, that gets the default, which is below all.
+    some readable answer then earns no more than an unreadable one, that gets the default, or less if that is needed.
     """
     half = {f"{rule}_{outcome}": value for rule in rules for outcome, value in (("hit", 0.5), ("miss", -0.5))}
     held = reward.modifiers.model_dump()
@@ -118,7 +121,8 @@ def refined(reward: Reward, rules: Iterable[str]) -> Reward:
     found = Reward.model_validate(found.model_dump())  # a copy keeps what was computed from the old numbers
     if found.unreadable_is_worst:
         return found
-    return Reward.model_validate(found.model_dump() | {"unreadable": Reward().unreadable})
+    unreadable = min(Reward().unreadable, found._readable[0] - BELOW)
+    return Reward.model_validate(found.model_dump() | {"unreadable": unreadable})
 
 
 def outcomes() -> Iterator[tuple[int, int, bool, bool, bool]]:

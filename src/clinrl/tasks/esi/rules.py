@@ -111,7 +111,7 @@ BASELINE_DROP_PCT = 4
 """A saturation this far below a stated baseline is new hypoxia all the same (ours)."""
 
 BRADYCARDIA_BPM = 40
-"""Strictly below, from 12 years on (v5 A names severe bradycardia; the number is ours)."""
+"""Strictly below, from 12 years on (v5 A names severe bradycardia with signs of instability; the number is ours)."""
 
 RESPIRATORY_DEPRESSION_BPM = 8
 """Breaths at or below this, after an overdose (v4 and v5, A; the number is ours)."""
@@ -167,7 +167,7 @@ def clearly_over(p: Presentation, edition: Edition = "v5") -> bool:
 
 
 def hypotension_limit_mmhg(age_years: float) -> int:
-    """Systolic pressure below which we speak of hypotension: 90 in adults, the lower normal edge of v5 in children."""
+    """Systolic pressure below which we speak of hypotension (ours; rounded, and from 12 years on the adult's)."""
     if age_years >= 12:
         return 90
     return 85 if age_years >= 1 else 70
@@ -196,7 +196,7 @@ def respiratory_failure(p: Presentation, edition: Edition) -> bool:
 
 
 def shock(p: Presentation, edition: Edition) -> bool:
-    """Hypotension with signs of hypoperfusion, or severe bradycardia by itself (v5, A)."""
+    """Hypotension with signs of hypoperfusion (v5, A), or severe bradycardia by itself (ours)."""
     slow = p.age_years >= 12 and p.hr_bpm is not None and p.hr_bpm < BRADYCARDIA_BPM
     return slow or ("hypoperfusion" in p.findings and hypotensive(p))
 
@@ -278,7 +278,7 @@ RULES: tuple[Rule, ...] = (
     _rule("active_seizure", "A", "seizing", "seizing", "v5 A"),
     _rule("overdose_depression", "A", "overdose, not breathing well", overdose_depression, "v4/v5 A"),
     _rule("respiratory_failure", "A", "respiratory failure", respiratory_failure, "v5 A"),
-    _rule("shock", "A", "shock", shock, "v5 A"),
+    _rule("shock", "A", "shock", shock, "v5 A; bradycardia by itself ours"),
     _rule("anaphylaxis", "A", "anaphylaxis", "anaphylaxis", "v5 A"),
     _rule("major_bleeding", "A", "major bleeding", "major_bleeding", "v5 A"),
     _rule("done_intervention", "A", "intervention done", done_intervention, "series"),
@@ -320,7 +320,8 @@ RULE_IDS: tuple[str, ...] = (*(rule.id for rule in RULES), DANGER_VITALS, CHILD_
 def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = frozenset()) -> Decision:
     """The ESI level of a presentation, as a reader gives it who knows every rule except `omit`.
 
-    v4 asks point D only of patients who need two or more resources; v5 of all who reach point C.
+    v4 asks for danger-zone vital signs only where two or more resources are needed, v5 of all who reach point C. Both
+    ask for a child's fever whatever is needed.
     """
     first = next((rule for rule in RULES if rule.id not in omit and rule.holds(p, edition)), None)
     over = vitals_over(p, edition)

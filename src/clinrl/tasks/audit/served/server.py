@@ -18,13 +18,6 @@ class AuditEnvironment(TaskEnvironment):
 
     start_type, action_type, observation_type, state_type = Start, AuditAction, AuditObservation, AuditState
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        """As any task's environment."""
-        super().__init__(*given, **options)
-        self._env = AuditEnv()
-        self._limit = 0
-        self._malformed = 0
-
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> AuditObservation:
         """Start an episode, and say what there is to do. `options`: as in `Start`.
 
@@ -32,28 +25,27 @@ class AuditEnvironment(TaskEnvironment):
         """
         start = self._started(seed, options)
         case = draw_case(self._task, start, start.level)
+        self._env = AuditEnv()
         self._env.reset(case)
-        self._malformed = 0
         proposals = len(case.facts.proposals)
-        self._limit = calls_for(proposals)
-        self._begin(case, episode_id, level=start.level, pool=start.pool, proposals=proposals, calls_left=self._limit)
+        limit = calls_for(proposals)
+        self._begin(case, episode_id, level=start.level, pool=start.pool, proposals=proposals, calls_left=limit)
         return AuditObservation(text="\n\n".join(message.content for message in prompt(case.facts)))
 
     def step(self, action: AuditAction, timeout_s: float | None = None, **_: Any) -> AuditObservation:
         """Make a call. After the end every call is answered with "closed" and earns nothing."""
-        if self._state.done:
+        state = self._state
+        if state.done:
             return AuditObservation(text=CLOSED, done=True, reward=0.0)
         text = "" if action.tool is None else perform(self._env, action.tool, action.arguments)
-        log = self._env.log
-        if action.tool is not None and len(log) == self._state.calls:
-            self._malformed += 1  # no tool took it
-        done = action.tool is None or self._env.submitted or len(log) >= self._limit
-        self._state = self._state.model_copy(
+        taken = len(self._env.log) - state.calls  # 0 or 1
+        done = action.tool is None or self._env.submitted or taken == state.calls_left
+        self._state = state.model_copy(
             update={
-                "step_count": self._state.step_count + 1,
-                "calls": len(log),
-                "calls_left": self._limit - len(log),
-                "malformed": self._malformed,
+                "step_count": state.step_count + 1,
+                "calls": state.calls + taken,
+                "calls_left": state.calls_left - taken,
+                "malformed": state.malformed + (action.tool is not None and not taken),
                 "submitted": self._env.submitted,
                 "done": done,
             }
@@ -61,8 +53,8 @@ class AuditEnvironment(TaskEnvironment):
         return AuditObservation(text=text, done=done, reward=self._total() if done else 0.0)
 
     def _total(self) -> float:
-        log, submitted = self._env.log, self._env.submitted
-        return score(self._case, log, submitted=submitted, malformed=self._malformed, reward=self._reward).total
+        log, state = self._env.log, self._state
+        return score(self._case, log, submitted=state.submitted, malformed=state.malformed, reward=self._reward).total
 
 
 ENVIRONMENT: Final = AuditEnvironment
