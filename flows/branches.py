@@ -115,8 +115,10 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
             raise Refused(f"branch {of} has an entry of {address} that DVC does not write; delete it")
         if odd := written.difference(stages[address]):
             raise Refused(f"branch {of} says that {address} writes {min(odd)}, which it does not by dvc.yaml")
-    if reports:
-        git("checkout", "FETCH_HEAD", "--", *(f":(top,literal){path}" for path in reports))
+    held = {*git("ls-tree", "-r", "--full-tree", "--name-only", "FETCH_HEAD").splitlines()}
+    for act, is_held in ((("checkout", "FETCH_HEAD"), True), (("rm", "--quiet", "--ignore-unmatch"), False)):
+        if some := [f":(top,literal){path}" for path in reports if (path in held) == is_held]:
+            git(*act, "--", *some)
     write_text(LOCK, HEAD + "".join((ours | new).values()))
     git("add", "--all")
     if git("status", "--porcelain"):

@@ -1,6 +1,5 @@
 """The clone in which a run works, so that it never touches a person's checkout, and its files in the DVC remote."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -12,8 +11,9 @@ from itertools import count, product
 from pathlib import Path
 
 from clinrl import paths
+from clinrl.artifacts import locked
 from clinrl.errors import Refused, mask
-from clinrl.provenance import statements
+from clinrl.provenance import dvc_yaml, statements
 from clinrl.runtime import dvc_state
 from clinrl.signing import keys
 from clinrl.tracking import mlflow_store
@@ -133,13 +133,10 @@ def _own(parent: Path, name: str) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in count(1):
         folder = parent / f"{name}-{number}"
-        with folder.with_suffix(".lock").open("a") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            yield folder
-            return
+        with locked(folder.with_suffix(".lock"), waits=False) as held:
+            if held:
+                yield folder
+                return
 
 
 def share(scale: str) -> None:
@@ -156,7 +153,8 @@ def share_cache(checkout: Path) -> None:
     if remote == OURS and _dvc("config", "--project", "core.remote").stdout.strip():  # one that came later
         _dvc("config", "--local", "--unset", "core.remote")
     elif remote in ("", OURS):
-        _dvc("remote", "add", "--local", "--default", "--force", OURS, str(checkout / ".dvc/cache"))
+        cache = dvc_yaml.cache_folder(checkout.absolute()).parent.parent
+        _dvc("remote", "add", "--local", "--default", "--force", OURS, str(cache))
 
 
 def pull(addresses: Collection[str]) -> None:

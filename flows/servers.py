@@ -4,7 +4,6 @@ A flow that is started on its own gets a private Prefect server over the project
 start by itself outlives a killed flow, and forgets the holders of concurrency slots.
 """
 
-import fcntl
 import os
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clinrl import paths
+from clinrl.artifacts import locked
 from clinrl.errors import Refused
 from clinrl.runtime import child
 from flows import credentials
@@ -133,9 +133,7 @@ def mlflow_app() -> "Fence":
 @contextmanager
 def starting() -> Iterator[None]:
     """Wait until no other process of this project starts a server: two cannot make one database at once."""
-    paths.locks().mkdir(parents=True, exist_ok=True)
-    with (paths.locks() / "servers.lock").open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with locked(paths.locks() / "servers.lock"):
         yield
 
 

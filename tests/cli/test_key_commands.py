@@ -20,6 +20,18 @@ def _unchanged_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.mark.parametrize("action", ["show", "init"])
+def test_below_a_project_no_second_key_is_made(
+    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    (checkout / "params.yaml").touch()
+    (checkout / "docs").mkdir()
+    monkeypatch.chdir(checkout / "docs")
+    assert cli.main(["keys", action]) == 2
+    assert "start in the project's root" in capsys.readouterr().err
+    assert not (checkout / "docs/.clinrl").exists()
+
+
 def test_keys_are_made_once_shown_and_trusted(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["keys", "show"]) == 0
     assert "`clinrl keys init` makes one" in capsys.readouterr().err

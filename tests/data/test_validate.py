@@ -80,6 +80,18 @@ def test_pages_that_a_clone_lacks_are_written_without_touching_the_proof(sound, 
     assert PROOF.stat() == proof
 
 
+def test_a_check_that_failed_fails_again(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that are there count as a check that was passed."""
+    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(paths.data_docs("esi-d3"))
+    FILE.write_text("".join(FILE.read_text(encoding="utf-8").splitlines(keepends=True)[:60]), encoding="utf-8")
+    for _ in range(2):
+        with pytest.raises(DataError, match="esi-d3"):
+            validate.pages(params(), "esi-d3")
+        assert not paths.data_docs("esi-d3").exists()
+
+
 def refusal(sound: Path, lines: list[str], *, sealed: bool = True) -> str:
     """Validation's refusal of a data set of these lines, which is sealed unless told otherwise."""
     artifacts.write_text(FILE, "".join(lines))

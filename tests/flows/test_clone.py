@@ -120,6 +120,27 @@ def test_what_is_taken_in_again_is_the_same_commit(checkout: Path, monkeypatch: 
     assert found != {commit}
 
 
+def test_a_report_that_a_worker_removed_is_removed(checkout: Path) -> None:
+    def change() -> None:
+        Path("data/reports/v0.json").unlink()
+        write_text(Path("data/reports/v0/report.md"), "v0")
+
+    to = made(clone.head(), "v0", change)
+    with clone.at(clone.head(), "build"):
+        for _ in range(2):
+            branches.take_in(to, {"train@v0": ["data/reports/v0.json", "data/reports/v0"]}, "v0")
+            assert git("ls-files", "data") == "data/reports/v0/report.md"
+            assert not git("status", "--porcelain")
+
+
+def test_a_clone_shares_the_cache_of_the_checkout_wherever_it_lies(checkout: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], check=True)
+    other, disk = tmp_path / "other", tmp_path / "disk"
+    write_text(other / ".dvc/config.local", f"[cache]\n    dir = {disk}\n")
+    clone.share_cache(other)
+    assert f"url = {disk}\n" in Path(".dvc/config.local").read_text()
+
+
 SHARED = {"train@x1": ["data/reports/x1.json"]}
 """A stage that all versions follow from."""
 

@@ -21,6 +21,7 @@ from clinrl.evaluation import error_analysis, evaluate
 from clinrl.evaluation.error_analysis import MineReport
 from clinrl.pipeline import propose
 from clinrl.pipeline.propose import LEVERS, NothingToDraft
+from clinrl.release import lineage
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript
 
@@ -135,6 +136,19 @@ def test_no_lever_is_pulled_twice(project):
     assert laid.held(Path()) == before
 
 
+def test_a_lever_that_was_pulled_is_named(project):
+    propose.stage(project, "esi", parent="v2", lever="data")
+    with pytest.raises(NothingToDraft, match="the lever data was pulled from v2 already; name another, or none"):
+        propose.stage(load_params(), "esi", parent="v2", lever="data")
+
+
+def test_a_draft_that_was_concluded_waits_for_nothing(project):
+    made = propose.stage(project, "esi", parent="v2")
+    assert propose.find_untrained(load_params(), "esi", "v2") is not None
+    propose.conclude(made, "refused", "nobody approved it")  # its adapter is not here, as in a clone
+    assert propose.find_untrained(load_params(), "esi", "v2") is None
+
+
 def test_dropping_a_draft_leaves_its_record_and_nothing_else(project):
     before = laid.held(Path())
     made = propose.stage(project, "esi", parent="v2")
@@ -153,10 +167,11 @@ def test_a_draft_that_was_cut_short_while_it_was_made_is_made_again(project):
     assert (propose.stage(load_params(), "esi", parent="v2").name, len(propose.records())) == ("esi-v3", 1)
 
 
-def test_a_draft_that_was_cut_short_while_it_was_dropped_is_dropped(project):
+@pytest.mark.parametrize("suffix", [".json", ".failed.json"])
+def test_a_draft_that_was_cut_short_while_it_was_dropped_is_dropped(project, suffix):
     before = laid.held(Path())
     propose.stage(project, "esi", parent="v2")
-    write_json(paths.report("esi-v3") / "think.json", {})
+    write_json(paths.probe_proof("esi-v3").with_suffix(suffix), {})
     DRAFTS.write_bytes(before[DRAFTS])
     assert (again := propose.stage(load_params(), "esi", parent="v2")).name == "esi-v4"
     assert again.lever == "data"
@@ -239,6 +254,21 @@ def test_what_a_draft_follows_from_must_be_what_it_says(project, break_it, sente
     assert laid.held(Path()) == before
 
 
+@pytest.mark.parametrize(
+    ("break_it", "state"),
+    [
+        (lambda: None, "holds"),
+        (lambda: edited(lambda r: r.update(pool="exam")), "broken"),
+        (lambda: edited(lambda r: r.update(adapter_digest="0" * 64)), "broken"),
+        (lambda: shutil.rmtree(paths.cases("m1")), "absent"),
+        (lambda: paths.mine_report("v2").unlink(), "open"),
+    ],
+)
+def test_the_lineage_of_a_version_holds_its_report_to_the_same(project, break_it, state):
+    break_it()
+    assert [link.state for link in lineage.walk(project, "v2") if link.link == "mining"] == [state]
+
+
 def test_a_params_yaml_that_changed_since_it_was_read_is_not_touched(project):
     path = Path("params/esi.yaml")
     path.write_text(path.read_text().replace("seed: 5", "seed: 6"))
@@ -311,9 +341,9 @@ def recorded(change):
     write_json(paths.draft("esi-v3"), made)
 
 
-@pytest.mark.parametrize("examined", [True, False])
+@pytest.mark.parametrize("probed", [True, False])
 @pytest.mark.parametrize("name", ["{outside}", "../mine/v2", "v2", "../../../params"])
-def test_a_record_that_names_another_file_touches_none(project, tmp_path_factory, name, examined):
+def test_a_record_that_names_another_file_touches_none(project, tmp_path_factory, name, probed):
     outside = tmp_path_factory.mktemp("home") / "config"
     name = name.format(outside=outside)
     before = laid.held(Path())
@@ -323,8 +353,9 @@ def test_a_record_that_names_another_file_touches_none(project, tmp_path_factory
     for file in (files[0], files[2]):
         file.write_text("precious")
     held = [file.read_bytes() for file in files]
-    if examined:
-        paths.report(name).mkdir(parents=True, exist_ok=True)
+    if probed:
+        paths.probe_proof(name).parent.mkdir(parents=True, exist_ok=True)
+        paths.probe_proof(name).touch()
     with pytest.raises(ArtefactError, match=r"data/reports/drafts/esi-v3\.json is .*restore it with `git checkout"):
         propose.stage(load_params(), "esi", parent="v2")
     assert [file.read_bytes() for file in files] == held

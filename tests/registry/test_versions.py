@@ -418,12 +418,15 @@ def test_a_registration_that_was_killed_is_completed(project):
         digest = identity(read_manifest(paths.adapter("v1")))
         half = client.create_logged_model(run.info.experiment_id, name="v1", tags={"digest": digest})
         client.log_model_artifact(half.model_id, str(paths.adapter("v1") / "README.md"), "adapter")
+    write_json(Path(".clinrl/registry/v1/left.json"), {})
 
     entry = register(project, "v1")
 
     (model,) = logged_models(entry)
     assert (model.model_id, str(model.status)) == (half.model_id, "READY")
     assert pyfunc.read(folder_of(entry)).name == "v1"
+    assert not (folder_of(entry) / "left.json").exists()
+    assert not any(Path(".clinrl/registry").iterdir())
 
 
 def test_a_file_that_was_altered_in_the_store_is_put_back(project):

@@ -1,6 +1,7 @@
 """The audit log: a chain that only grows, and that says where it was broken."""
 
 import json
+import subprocess
 from datetime import UTC, datetime
 from multiprocessing import get_context
 
@@ -130,6 +131,8 @@ def test_a_last_line_of_somebody_whose_key_does_not_count_is_named(path):
 
 def test_a_review_lets_the_lines_of_a_revoked_key_stand(path):
     signed_by_both(path)
+    with path.open("a") as stream:
+        stream.write('{"at":')  # cut short by a kill
     assert audit_log.uncounted_keys(path, RING) == [STRANGER.key.fingerprint]
     append(path, "review", {"reason": "stolen"}, reviewed=True)
     append(path, "decision", {"number": 2})
@@ -153,6 +156,18 @@ def test_a_line_that_was_cut_short_does_not_count_and_is_replaced(path):
     append(path, "refusal", {"after": "a kill"})
 
     assert [entry.kind for entry in read(path)] == ["decision", "decision", "refusal"]
+
+
+def test_a_line_that_was_committed_cut_short_may_be_replaced(path):
+    lines = three(path)
+    path.write_text("".join(lines[:2]) + lines[2][:60])
+    for words in (["init", "-q"], ["add", path.name], ["commit", "-qm", "x"]):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=path.parent, check=True)
+    append(path, "refusal", {"after": "a kill"})
+    audit_log.check_committed(path)
+    path.write_text(lines[0])
+    with pytest.raises(ArtefactError, match="lacks lines that it has in git"):
+        audit_log.check_committed(path)
 
 
 def write(path, number):

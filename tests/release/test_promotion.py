@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 import dolls
 import examined
@@ -13,7 +16,8 @@ import locks
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli import registry_commands
-from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
+from clinrl.config.params import load_params
+from clinrl.errors import ArtefactError, Busy, GateError, ParamsError, RegistryError, SignatureError
 from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, decisions, promotion, standing
 from clinrl.signing import approval, keys
@@ -135,6 +139,32 @@ def test_a_mode_that_was_evaluated_and_is_left_out_now_is_no_secret(params):
     with pytest.raises(GateError, match=r"v1 was evaluated in direct and think, and params\.yaml has think; run"):
         decisions.decide(fewer, "v1")
     assert kinds() == []
+
+
+def test_a_candidate_that_came_while_another_was_refused_stays(params, monkeypatch):
+    versions.point("esi", "candidate", versions.find("esi", "v3"))
+    tag = versions.tag
+
+    def tag_while_another_comes(entry, tags):
+        tag(entry, tags)
+        versions.point("esi", "candidate", versions.find("esi", "v2"))
+
+    monkeypatch.setattr(versions, "tag", tag_while_another_comes)
+    assert not decisions.decide(params, "v3").promote
+    assert versions.holder("esi", "candidate").name == "v2"
+
+
+@pytest.mark.parametrize(("change", "is_same"), [({"file": "drafts"}, True), ({"task_version": 1}, False)])
+def test_a_block_that_moved_to_another_file_is_the_same(change, is_same, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = deepcopy(dolls.PARAMS)
+    YAML().dump(content, Path("params.yaml"))
+    before = load_params()
+    content["datasets"]["d1"].update(change)
+    content["versions"]["v1"].update({key: value for key, value in change.items() if key == "file"}, why="Another.")
+    YAML().dump(content, Path("params.yaml"))
+    with nullcontext() if is_same else pytest.raises(ParamsError, match="data set d1 is another now"):
+        standing.check_unchanged(before, "v2")
 
 
 def test_the_same_question_is_written_down_once(params):

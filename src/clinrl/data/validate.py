@@ -75,9 +75,13 @@ def pages(params: Params, name: str) -> None:
     with artifacts.exclusive(paths.data_proof(name)):
         if (paths.data_docs(name) / data_docs.INDEX).exists():
             return
-        _, faults = _examined(*_subject(params, name))
-        if faults:
-            raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
+        try:
+            _, faults = _examined(*_subject(params, name))
+            if faults:
+                raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
+        except BaseException:  # pages that are there count as a check that was passed
+            shutil.rmtree(paths.data_docs(name), ignore_errors=True)
+            raise
 
 
 def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:

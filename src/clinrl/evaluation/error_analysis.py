@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.analysis.run import Run, clusters_of
-from clinrl.artifacts import exclusive, write_json, write_text
+from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
@@ -177,6 +177,28 @@ def report_of(run: Run) -> MineReport:
         worst=tuple(line.in_full() for line in wrong[:MAX_WORST]),
         note=note_of(run.cases),
     )
+
+
+def read_report(params: Params, version: str) -> MineReport:
+    """The mining report of a version as it is now. Raises ArtefactError for one about another adapter or data."""
+    again = f"run `dvc repro mine@{version}`"
+    if version not in params.mining:
+        raise ParamsError(f"params.yaml mines no errors of {version}; add mining.{version} with its mine data")
+    if not paths.adapter(version).exists():
+        raise ArtefactError(f"{paths.adapter(version)} is gone; restore it with `dvc checkout`")
+    path, data = paths.mine_report(version), params.mining[version].data
+    try:
+        report = MineReport.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(f"{path} does not exist: {again}") from None
+    except ValidationError:
+        raise ArtefactError(f"{path} is no mining report: {again}") from None
+    if (report.name, report.adapter_digest) != (version, identity(verified(paths.adapter(version)))):
+        raise ArtefactError(f"{path} is about another adapter than {version} now is: {again}")
+    cases = read_manifest(paths.cases(data))
+    if (report.data, report.data_digest, report.pool) != (data, identity(cases), POOL) or cases.spec["use"] != POOL:
+        raise ArtefactError(f"{path} is about other cases than {data} of the {POOL} pool now holds: {again}")
+    return report
 
 
 def of_kind(report: MineReport, by: str) -> list[Group]:

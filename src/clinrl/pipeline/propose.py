@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
-from clinrl.artifacts import digest, exclusive, identity, read_manifest, verified, write_json
+from clinrl.artifacts import digest, exclusive, identity, read_manifest, write_json
 from clinrl.config import full
 from clinrl.config.base import NAME, Name, check_known, is_name
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
 from clinrl.config.recipes import GrpoProfile
 from clinrl.errors import ArtefactError, ParamsError, Refused, format_value
-from clinrl.evaluation.error_analysis import MIN_CASES, POOL, MineReport, of_kind
+from clinrl.evaluation.error_analysis import MIN_CASES, MineReport, of_kind, read_report
 from clinrl.tasks.base import get_task
 from clinrl.types import Estimate, Strict
 
@@ -154,7 +154,7 @@ def find_untrained(params: Params, task: str, parent: str | None = None) -> Draf
     Raises ArtefactError as `champion` does.
     """
     start = parent or champion(task)
-    waiting = (draft for draft in reversed(records()) if (draft.task, draft.parent) == (task, start))
+    waiting = (d for d in reversed(records()) if (d.task, d.parent, d.outcome) == (task, start, "open"))
     return next((d for d in waiting if d.name in params.versions and not paths.adapter(d.name).exists()), None)
 
 
@@ -247,28 +247,6 @@ def champion(task: str) -> str:
     return held.name
 
 
-def read_report(params: Params, version: str) -> MineReport:
-    """The mining report of a version as it is now. Raises ArtefactError for one about another adapter or data."""
-    again = f"run `dvc repro mine@{version}`"
-    if version not in params.mining:
-        raise ParamsError(f"params.yaml mines no errors of {version}; add mining.{version} with its mine data")
-    if not paths.adapter(version).exists():
-        raise ArtefactError(f"{paths.adapter(version)} is gone; restore it with `dvc checkout`")
-    path, data = paths.mine_report(version), params.mining[version].data
-    try:
-        report = MineReport.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist: {again}") from None
-    except ValidationError:
-        raise ArtefactError(f"{path} is no mining report: {again}") from None
-    if (report.name, report.adapter_digest) != (version, identity(verified(paths.adapter(version)))):
-        raise ArtefactError(f"{path} is about another adapter than {version} now is: {again}")
-    cases = read_manifest(paths.cases(data))
-    if (report.data, report.data_digest, report.pool) != (data, identity(cases), POOL) or cases.spec["use"] != POOL:
-        raise ArtefactError(f"{path} is about other cases than {data} of the {POOL} pool now holds: {again}")
-    return report
-
-
 def entries(draft: Draft, params: Params) -> dict[str, dict[str, Any]]:
     """A draft's blocks by section of params.yaml; its own errors are mined like its parent's."""
     file = {"file": DRAFTS.stem}
@@ -330,11 +308,12 @@ def _again(path: Path) -> str:
 def _conclude_cut_short(params: Params) -> None:
     """Conclude what a kill left half done: a draft that is open in its record and not in params.yaml.
 
-    One that was examined was being dropped; one that was not was being made, and is as if it had never been.
+    One that was probed, passed or not, was being dropped; any other was being made, and is as if it had never been.
     """
     for draft in records():
         if draft.outcome == "open" and draft.name not in params.versions:
-            if paths.report(draft.name).exists():
+            proof = paths.probe_proof(draft.name)
+            if proof.exists() or proof.with_suffix(".failed.json").exists():
                 conclude(draft, "dropped", "it was taken out of params.yaml")
             else:
                 paths.draft(draft.name).unlink()
@@ -348,6 +327,8 @@ def find(name: str) -> Draft | None:
 def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | None, version: str) -> Lever:
     if wanted is not None:
         check_known("lever", wanted, [lever.name for lever in some], f"a lever that changes anything for {version}")
+        if wanted in pulled:
+            raise NothingToDraft(f"the lever {wanted} was pulled from {version} already; name another, or none")
     free = [lever for lever in some if lever.name not in pulled and wanted in (None, lever.name)]
     if not free:
         raise NothingToDraft(

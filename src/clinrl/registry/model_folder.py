@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from clinrl import paths
@@ -80,10 +79,9 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         if made.is_adapter
         else {pyfunc.MERGED: made.model.folder}
     )
-    scratch = Path(".clinrl/registry")  # on the disk of the weights, which then need not be copied
-    scratch.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=scratch) as place:
-        folder = Path(place) / made.model.name
+    folder = Path(".clinrl/registry", made.model.name)  # on the disk of the weights, which then need not be copied
+    shutil.rmtree(folder, ignore_errors=True)  # of a registration that was killed; no other process has this name
+    try:
         pyfunc.write(folder, record, _exam_texts(made.model), model_id=model.model_id, run_id=run_id)
         for part, source in parts.items():
             shutil.copytree(source, folder / part, copy_function=_link)
@@ -102,6 +100,8 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         elif model.status == "READY":  # before that, another machine may be sending the same
             _remove(client, model)
         client.log_model_artifacts(model.model_id, str(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(client: "MlflowClient", model: "LoggedModel") -> None:

@@ -92,7 +92,7 @@ def append(
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
         text = stream.read()
-        whole = text[: text.rfind(b"\n") + 1]
+        whole = _whole(text)
         entries = _parse(whole, path, known, reviewed=reviewed)
         if unless(entries):
             return None
@@ -123,8 +123,7 @@ def read(path: Path, keys: Mapping[str, Key]) -> list[Entry]:
     """
     if not path.exists():
         return []
-    text = path.read_bytes()
-    return _parse(text[: text.rfind(b"\n") + 1], path, _by_fingerprint(keys))
+    return _parse(_whole(path.read_bytes()), path, _by_fingerprint(keys))
 
 
 def check_committed(path: Path) -> None:
@@ -136,7 +135,7 @@ def check_committed(path: Path) -> None:
         command = ["git", "show", f"HEAD:./{path.name}"]
         shown = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
         held = path.read_bytes() if path.exists() else b""
-        if shown.returncode == 0 and not held.startswith(shown.stdout):
+        if shown.returncode == 0 and not held.startswith(_whole(shown.stdout)):
             raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
 
 
@@ -154,8 +153,13 @@ def write(params: "Params", kind: Kind, body: dict[str, Any], **how: Any) -> Non
 def uncounted_keys(path: Path, keys: Mapping[str, Key]) -> list[str]:
     """Fingerprints of the keys that signed the last lines of the audit log, down to one whose key counts."""
     known = _by_fingerprint(keys)
-    entries = _parse(path.read_bytes(), path, known, reviewed=True) if path.exists() else []
+    entries = _parse(_whole(path.read_bytes()), path, known, reviewed=True) if path.exists() else []
     return [*dict.fromkeys(entry.key for entry in takewhile(lambda entry: entry.key not in known, reversed(entries)))]
+
+
+def _whole(text: bytes) -> bytes:
+    """The lines that have their end: whoever was killed while writing the last one never got an answer."""
+    return text[: text.rfind(b"\n") + 1]
 
 
 def _by_fingerprint(keys: Mapping[str, Key]) -> dict[str, Key]:

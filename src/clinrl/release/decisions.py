@@ -53,7 +53,7 @@ def decide(params: Params, name: str) -> Decision:
     audit_log.write(params, "decision", body, unless=is_recorded)
     tags = {"gate": "passed" if decision.promote else "refused", "decision": decision.digest}
     versions.tag(entry, tags | ({"budget_left": f"{decision.budget.left_after:.4g}"} if decision.budget else {}))
-    if not decision.promote and CANDIDATE in entry.aliases:
+    if not decision.promote and (held := versions.holder(model, CANDIDATE)) and held.digest == entry.digest:
         versions.point(model, CANDIDATE, None)
     return decision
 

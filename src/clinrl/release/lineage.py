@@ -16,6 +16,7 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError, Unregistered
+from clinrl.evaluation import error_analysis
 from clinrl.evaluation.evaluate import check_apart
 from clinrl.models import bases
 from clinrl.provenance import lock, statements
@@ -108,7 +109,7 @@ def _links_of(params: Params, name: str, recorded: "lock.Lock | ArtefactError") 
     yield _link(name, "exam", lambda: _check_exam(params, model, artifacts.identity(made)))
     if name in params.mining:
         mined: State = "holds" if paths.mine_report(name).exists() else "open"
-        yield _link(name, "mining", lambda: _check_mined(params, name, artifacts.identity(made)), mined)
+        yield _link(name, "mining", lambda: _check_mined(params, name), mined)
     yield _link(name, "lock", lambda: _check_lock(params, name, recorded))
     yield _link(name, "provenance", lambda: _check_provenance(params, name, recorded))
     yield _registry_link(params, name, made)
@@ -196,23 +197,15 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
     return found, f"took {exam}, imported, with these very weights, and trained on none of its patients"
 
 
-def _check_mined(params: Params, name: str, adapter: str) -> tuple[str, str]:
+def _check_mined(params: Params, name: str) -> tuple[str, str]:
     """That a version's errors were mined on cases of the mine pool, and on no exam."""
-    report, data = paths.mine_report(name), params.mining[name].data
-    if not report.exists():
+    data = params.mining[name].data
+    if not paths.mine_report(name).exists():
         return "", "has no mined errors yet"
-    held = json.loads(report.read_text(encoding="utf-8"))
     if not paths.cases(data).exists():
         raise Absent(f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
-    found = artifacts.read_manifest(paths.cases(data))
-    again = f"run `dvc repro mine@{name}`"
-    if held["adapter_digest"] != adapter:
-        raise Refused(f"{report} is about another adapter than {name} now is; {again}")
-    if (held["data"], held["data_digest"]) != (data, artifacts.identity(found)):
-        raise Refused(f"{report} is about other cases than {data} now holds; {again}")
-    if (held["pool"], found.spec["use"]) != ("mine", "mine"):
-        raise Refused(f"{data} is drawn from the {found.spec['use']} pool; errors are mined on the mine pool alone")
-    return held["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
+    found = error_analysis.read_report(params, name).data_digest
+    return found, f"had its errors mined on {data}, drawn from the mine pool and no exam"
 
 
 def _registry_link(params: Params, name: str, manifest: Manifest) -> Link:

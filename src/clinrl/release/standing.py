@@ -5,6 +5,7 @@ from typing import Any
 from clinrl import artifacts, paths
 from clinrl.artifacts import identity, read_manifest
 from clinrl.config.params import Params, load_params
+from clinrl.config.schema import DataSpec, VersionSpec
 from clinrl.errors import ArtefactError, GateError, ParamsError, RegistryError
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
@@ -30,15 +31,16 @@ def check_unchanged(params: Params, name: str) -> None:
     what.append((f"merges: {name}", merges.get(name), merges_now.get(name)))
     for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
         spec, spec_now = params.versions[version], now.versions.get(version)
-        if spec_now is not None:  # `why` changes nothing
-            spec_now = spec_now.model_copy(update={"why": spec.why})
         what += [
-            (f"versions.{version}", spec, spec_now),
+            (f"versions.{version}", _recorded(spec), _recorded(spec_now)),
             (f"profiles.{spec.profile}", params.profiles[spec.profile], now.profiles.get(spec.profile)),
             (f"bases.{spec.task}", params.bases[spec.task], now.bases.get(spec.task)),
             (f"gates.{spec.task}", params.gates.get(spec.task), now.gates.get(spec.task)),
             (f"plans.{spec.task}", params.plans.get(spec.task), now.plans.get(spec.task)),
-            *((f"data set {data}", params.data_spec(data), now.all_data.get(data)) for data in (spec.data, spec.exam)),
+            *(
+                (f"data set {data}", _recorded(params.data_spec(data)), _recorded(now.all_data.get(data)))
+                for data in (spec.data, spec.exam)
+            ),
         ]
     for key, before, after in what:
         if before != after:
@@ -46,6 +48,11 @@ def check_unchanged(params: Params, name: str) -> None:
                 f"params.yaml was edited while this ran: {key} is another now, so {name} is not released; "
                 "the same command starts with what it says now"
             )
+
+
+def _recorded(spec: VersionSpec | DataSpec | None) -> dict[str, Any] | None:
+    """A block without its `why` and the file in which it stands, which change nothing."""
+    return None if spec is None else spec.model_dump(exclude={"why"})
 
 
 def is_registered(params: Params, name: str) -> bool:
