@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
-from clinrl.analysis.run import Run, clusters_of
+from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
@@ -167,12 +167,12 @@ def report_of(run: Run) -> MineReport:
         pool=POOL,
         modes={mode: dict(spec) for mode, spec in run.modes.items()},
         n=len(run.cases),
-        wrong={mode: _wrong(task, [line for line in lines if line.mode == mode]) for mode in run.modes},
-        cost=_cost(task, lines),
+        wrong={mode: _wrong([line for line in lines if line.mode == mode]) for mode in run.modes},
+        cost=_cost(lines),
         groups=tuple(
             group
             for by, of in kinds(task).items()
-            for group in sorted(_groups(task, by, of, lines), key=lambda group: (-group.total, group.value))
+            for group in sorted(_groups(by, of, lines), key=lambda group: (-group.total, group.value))
         ),
         worst=tuple(line.in_full() for line in wrong[:MAX_WORST]),
         note=note_of(run.cases),
@@ -222,6 +222,7 @@ class _Line:
     def __init__(self, case: Case, line: Graded, task: Task) -> None:
         gold = task.label(case)
         self.case, self.line, self.mode = case, line, line.mode
+        self.cluster = task.reporting.cluster(case) if task.reporting.cluster else ""
         self.gold, self.answered = str(gold), column(line.answer)
         self.wrong = line.answer != gold
         self.cost = task.improvement.cost(gold, line.answer)
@@ -244,47 +245,46 @@ class _Line:
         )
 
 
-def _groups(task: Task, by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line]) -> list[Group]:
+def _groups(by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line]) -> list[Group]:
     members: dict[str, list[_Line]] = {}
     for line in lines:
         for value in of(line):
             members.setdefault(value, []).append(line)
     return [
-        _group(task, by, value, some, len(lines))
+        _group(by, value, some, len(lines))
         for value, some in members.items()
         if len({line.case.id for line in some}) >= MIN_CASES
     ]
 
 
-def _group(task: Task, by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
+def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
     return Group(
         by=by,
         value=value,
         n=len({line.case.id for line in lines}),
         wrong={
-            mode: _wrong(task, [line for line in lines if line.mode == mode])
+            mode: _wrong([line for line in lines if line.mode == mode])
             for mode in dict.fromkeys(line.mode for line in lines)
         },
-        cost=_cost(task, lines),
+        cost=_cost(lines),
         total=round(100 * math.fsum(line.cost for line in lines) / answers, DIGITS),
         answers=dict(Counter(line.answered for line in lines if line.wrong)),
     )
 
 
-def _wrong(task: Task, lines: Sequence[_Line]) -> Estimate:
-    return rate([line.wrong for line in lines], _clusters(task, [line.case for line in lines]))
+def _wrong(lines: Sequence[_Line]) -> Estimate:
+    return rate([line.wrong for line in lines], _clusters([line.cluster for line in lines]))
 
 
-def _cost(task: Task, lines: Sequence[_Line]) -> Estimate:
+def _cost(lines: Sequence[_Line]) -> Estimate:
     """Mean cost of an answer. Cases or clusters are drawn with replacement: a case's answers in two modes are alike."""
-    cases, by_case = {line.case.id: line.case for line in lines}, dict[str, list[float]]()
+    clusters, by_case = {line.case.id: line.cluster for line in lines}, dict[str, list[float]]()
     for line in lines:
         by_case.setdefault(line.case.id, []).append(line.cost)
     costs = [round(math.fsum(some) / len(some), DIGITS) for some in by_case.values()]
-    return mean(costs, _clusters(task, [cases[name] for name in by_case]))
+    return mean(costs, _clusters([*clusters.values()]))
 
 
-def _clusters(task: Task, cases: Sequence[Case]) -> list[str] | None:
-    """The cluster of each case; None where all are of one, of which a draw shows no spread: cases are drawn then."""
-    clusters = clusters_of(task, cases)
-    return clusters if clusters and len(set(clusters)) > 1 else None
+def _clusters(names: list[str]) -> list[str] | None:
+    """The clusters, where there are several: of one a draw shows no spread, so that cases are drawn."""
+    return names if len(set(names)) > 1 else None
