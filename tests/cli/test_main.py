@@ -318,3 +318,29 @@ def test_a_file_is_not_written_over_a_folder_nor_below_a_file(project, capsys, w
         cli.main(words)
     assert ended.value.code == 2
     assert refused in capsys.readouterr().err
+
+
+def test_a_character_that_the_output_lacks_is_replaced():
+    done = subprocess.run(
+        [sys.executable, "-m", "clinrl", "plan", "--graph", "esi"], capture_output=True, check=False, cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert b"?? esi-v43" in done.stdout
+
+
+STREAMS = """
+import os, sys
+from clinrl.cli.main import main
+os.dup2(os.pipe()[1], 1)
+sys.exit(main(["check"]))
+"""
+
+
+def test_a_fork_whose_server_writes_into_a_file_may_write_into_a_pipe(tmp_path):
+    """Python's own stream is still that of the file then, in which it would look for its place."""
+    with (tmp_path / "log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", STREAMS], stdout=log, stderr=subprocess.PIPE, check=False, cwd=ROOT
+        )
+    assert (done.returncode, done.stderr) == (0, b"")

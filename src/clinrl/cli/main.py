@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,6 @@ from clinrl.runtime import determinism, starter
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
     determinism.pin()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may not have every character
     words = list(sys.argv[1:] if argv is None else argv)
     if words.count("--") > 1:  # argparse makes a list of an argument then
         parser().error("-- may stand once")
