@@ -1,8 +1,11 @@
 """Validation with the real Great Expectations on real small files, sound and damaged."""
 
 import json
+import multiprocessing
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, partial
@@ -90,6 +93,26 @@ def test_a_check_that_failed_fails_again(sound: Path, tmp_path: Path, monkeypatc
         with pytest.raises(DataError, match="esi-d3"):
             validate.pages(params(), "esi-d3")
         assert not paths.data_docs("esi-d3").exists()
+
+
+def test_a_check_that_was_killed_while_it_wrote_its_pages_leaves_none(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Great Expectations writes an index too, which would count as a check that was passed."""
+    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    docs = paths.data_docs("esi-d3")
+    shutil.rmtree(docs)
+    monkeypatch.setattr(data_docs, "detach", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    check = multiprocessing.get_context("fork").Process(target=validate.pages, args=(params(), "esi-d3"))
+    check.start()
+    check.join()
+    assert check.exitcode == -signal.SIGKILL
+    assert not docs.exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    validate.pages(params(), "esi-d3")
+    assert [path.name for path in docs.parent.iterdir()] == ["esi-d3"]
 
 
 def refusal(sound: Path, lines: list[str], *, sealed: bool = True) -> str:
@@ -295,12 +318,9 @@ def test_repeated_foreign_and_mislabelled_rows_are_named(damaged: tuple[str, lis
     assert any(re.search(rf" row {row} \(\S+, column {column}: {COMPUTED[column]}", fault) for fault in faults), faults
 
 
-def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(
-    sound: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(sound)
+def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(tmp_path: Path) -> None:
     check = expectations.checker(
-        "x", {"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]}
+        "x", tmp_path, {"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]}
     )
     with pytest.raises(RuntimeError, match="absent"):
         check("rows", [{"row": 1, "id": "a"}])

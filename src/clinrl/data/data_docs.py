@@ -4,12 +4,16 @@ As they are written they load styles, scripts and images from seven hosts when o
 """
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+from clinrl import artifacts, paths
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -30,15 +34,24 @@ VOID: Final = frozenset(("br", "hr"))
 ATTRIBUTES: Final = frozenset(("class", "colspan", "hidden", "id", "rowspan"))
 
 
+@contextmanager
+def written(name: str) -> Iterator[Path]:
+    """A private folder for the pages of a data set, which become `paths.data_docs(name)` if the block ends well.
+
+    They stand alone by then. A block that raises, or that is killed, leaves the pages that were there before.
+    """
+    with artifacts.staged(paths.data_docs(name)) as folder:
+        yield folder
+        detach(folder, name)
+
+
 def detach(folder: Path, name: str) -> None:
-    """Rewrite the pages of a data set, if there are any, to stand alone, and write the index that links them.
+    """Rewrite the pages of a data set to stand alone, and write the index that links them.
 
     Doing it twice is doing it once.
     """
     from markupsafe import Markup
 
-    if not folder.exists():
-        return
     shutil.rmtree(folder / "static", ignore_errors=True)
     pages = sorted(page for page in folder.rglob("*.html") if page != folder / INDEX)
     for page in pages:

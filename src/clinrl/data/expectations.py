@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clinrl import paths
 from clinrl.data.dataset import to_text
 from clinrl.tasks.importing import CONTROL_CHARACTERS, HIDDEN_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
 from clinrl.tasks.parts import Expect
@@ -92,9 +91,9 @@ _KIND = {
 
 
 def checker(
-    name: str, suites: Mapping[str, Sequence[Expect]], *, withheld: bool = False
+    name: str, pages: Path, suites: Mapping[str, Sequence[Expect]], *, withheld: bool = False
 ) -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """A function of suite and table (a list of rows) that runs the suite and adds a page to the data set's pages.
+    """A function of suite and table (a list of rows) that runs the suite and adds a page on the data set to the folder.
 
     It returns Great Expectations' result for each expectation, in the order of the suite, as plain values. It raises
     RuntimeError if an expectation could not be evaluated at all, which is a bug of the suite and no fault of the data.
@@ -112,7 +111,7 @@ def checker(
             "class_name": "SiteBuilder",
             "store_backend": {
                 "class_name": "TupleFilesystemStoreBackend",
-                "base_directory": str(paths.data_docs(name).absolute()),
+                "base_directory": str(pages.absolute()),
             },
             "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
             "show_how_to_buttons": False,

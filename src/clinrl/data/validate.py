@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from clinrl import artifacts, paths
@@ -56,7 +57,8 @@ def stage(params: Params, name: str) -> None:
         failed.unlink(missing_ok=True)
         shutil.rmtree(paths.data_docs(name), ignore_errors=True)
         try:
-            report, faults = _examined(*subject)
+            with data_docs.written(name) as folder:
+                report, faults = examine(folder, *subject)
         except DataError as error:
             artifacts.write_json(failed, {"data": {"name": name}, "refused": str(error)})
             raise
@@ -75,13 +77,10 @@ def pages(params: Params, name: str) -> None:
     with artifacts.exclusive(paths.data_proof(name)):
         if (paths.data_docs(name) / data_docs.INDEX).exists():
             return
-        try:
-            _, faults = _examined(*_subject(params, name))
+        with data_docs.written(name) as folder:  # pages that are there count as a check that was passed
+            _, faults = examine(folder, *_subject(params, name))
             if faults:
                 raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
-        except BaseException:  # pages that are there count as a check that was passed
-            shutil.rmtree(paths.data_docs(name), ignore_errors=True)
-            raise
 
 
 def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
@@ -100,18 +99,10 @@ def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Man
     return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)
 
 
-def _examined(name: str, *rest: Any) -> tuple[dict[str, Any], list[str]]:
-    """What `examine` says; no page is left that loads anything, whatever it raises."""
-    try:
-        return examine(name, *rest)
-    finally:
-        data_docs.detach(paths.data_docs(name), name)
-
-
 def examine(
-    name: str, task: Task, pool: Pool, rewards: Sequence[Any], manifest: Manifest
+    pages: Path, name: str, task: Task, pool: Pool, rewards: Sequence[Any], manifest: Manifest
 ) -> tuple[dict[str, Any], list[str]]:
-    """Run both suites over a data set and write their pages. Returns the report, free of times, and the faults found.
+    """Run both suites over a data set, with pages into a folder. Returns the report, free of times, and the faults.
 
     Faults are sentences, the one to show first. Raises DataError for a row that is not a case.
     """
@@ -121,7 +112,7 @@ def examine(
     size = int(intake["kept"] if imported else manifest.spec["cases"])
     suites = {"rows": row_suite(task, imported=imported), "summary": summary_suite(task, size, imported=imported)}
     tallies = {on: [Tally(rule, withheld=imported) for rule in suite] for on, suite in suites.items()}
-    check = checker(name, suites, withheld=imported)
+    check = checker(name, pages, suites, withheld=imported)
     counts: Counter[str] = Counter()
     judges = Judges(paths.base(task.name))
     with first_sightings() as is_first, progress(name, size) as advance:

@@ -1,6 +1,5 @@
 """Labels that come when it is known what was right: a JSONL file of ids of responses and labels."""
 
-import shutil
 from pathlib import Path
 
 from pydantic import Field, StrictInt, StrictStr, ValidationError
@@ -48,13 +47,8 @@ def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
         for row, one in enumerate(found, start=1)
     ]
     name = f"watch-{model}"
-    pages = paths.data_docs(name)
-    with exclusive(pages):
-        shutil.rmtree(pages, ignore_errors=True)
-        try:
-            results = checker(name, {"rows": suite}, withheld=True)("rows", table) if table else []
-        finally:
-            data_docs.detach(pages, name)  # as they are written, they load scripts
+    with exclusive(paths.data_docs(name)), data_docs.written(name) as folder:
+        results = checker(name, folder, {"rows": suite}, withheld=True)("rows", table) if table else []
     for rule, result in zip(suite, results, strict=False):
         tally = Tally(rule, withheld=True)
         tally.add(result)
