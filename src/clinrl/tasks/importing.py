@@ -66,9 +66,9 @@ DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = {
     "medical record number": r"(?i)\bmrn\b(?![\s:#.]*\d)[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
     # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. After a slash there
-    # are five digits or more, as in no blood pressure.
+    # are five digits or more, as in no blood pressure; after a point no single one, as in a mean difference.
     "telephone number": r"(?:(?<!\d)\+|(?<![\w:.,/+-])00)(?:[17]|[2-689]\d)"
-    r"(?:[-. ()\u00a0]{0,3}\d|/(?=\d{5})){6,14}(?!\d)",
+    r"(?:(?:[- ()\u00a0]|\.(?=\d\d|\d\.)){0,3}\d|/(?=\d{5})){6,14}(?!\d)",
     "full date": rf"(?i)\b(?:{_DAY}(?:st|nd|rd|th)?[-/., ]{{0,2}}(?:of )?{_MONTH}[-/., ]{{0,2}}(?:19|20)\d{{2}}"
     rf"|{_DAY}[-/.]{_MONTH}[-/.]\d{{2}}"
     rf"|{_MONTH}[-/., ]{{0,2}}{_DAY}(?:st|nd|rd|th)?[-/., ]{{1,2}}(?:19|20)\d{{2}}"
