@@ -165,8 +165,8 @@ def _intake(name: str, manifest: Manifest) -> dict[str, Any]:
 def row_suite(task: Task, *, imported: bool = False) -> list[Expect]:
     """What must hold of each row: the task's rules, a clean text without identifiers, computed columns true."""
     text = task.checks.text
-    shapes = [HIDDEN_CHARACTERS if imported else CONTROL_CHARACTERS, *IDENTIFIERS.values()]
-    shapes += IDENTIFIERS_OF_IMPORTS.values() if imported else ()
+    identifiers = IDENTIFIERS_OF_IMPORTS if imported else IDENTIFIERS
+    shapes = [HIDDEN_CHARACTERS if imported else CONTROL_CHARACTERS, *identifiers.values()]
     return [
         *_of(task, "rows", imported),
         expect("ExpectColumnValueLengthsToBeBetween", text, min_value=1, max_value=LONGEST_TEXT_CHARACTERS),
