@@ -300,7 +300,7 @@ def stage(
     with listen(host, port) as listening:
         backend = Remote(task.name, machine.vllm) if machine.sampler == "vllm" else Local(params.scale, at_once)
         live = Live(params, name, backend, 2 * bounds.request_s, source)
-        watch, stopping = Watch(params, name, live, backend, shadow, source=source), threading.Event()
+        watch, stopping = Watch(name, live, backend, shadow), threading.Event()
         registry = threading.Thread(target=_follow, args=(live, stopping), name="registry", daemon=True)
         try:
             live.renew()
