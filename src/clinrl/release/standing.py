@@ -11,15 +11,7 @@ from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
-from clinrl.release.moves import (
-    approver_of,
-    check_folded,
-    check_turn,
-    check_unspent,
-    decision_of,
-    moves,
-    recorded_champion,
-)
+from clinrl.release.moves import check_approved, check_turn, moves, recorded_champion
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -90,7 +82,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
     An alias is a name that whoever can write to the registry may move. Raises GateError, SignatureError if nobody who
     may approve signed, or as `audit_log.read` and `versions.made_of`.
     """
-    log, lines = paths.audit_log(), audit_log.lines(params)
+    lines = audit_log.lines(params)
     if alias == versions.CANDIDATE:
         decisions = [line.body for line in lines if line.kind == "decision"]
         last = next((body for body in reversed(decisions) if body["candidate_digest"] == entry.digest), None)
@@ -103,20 +95,11 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
         return
     if recorded_champion(entry.model, lines) != entry.digest:
         raise GateError(
-            f"{entry.name} is the champion of {entry.model} by name only: {log} knows of no approval that made it so"
+            f"{entry.name} is the champion of {entry.model} by name only: {paths.audit_log()} knows of no approval "
+            "that made it so"
         )
     check_turn(entry.model, lines)
-    turn = moves(entry.model, lines)[-1]
-    body = turn.body
-    if approver_of(params, turn) != body["approver"]:
-        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
-    if turn.kind != "rollback":
-        made = decision_of(body["decision"], lines)
-        if made is None or not made["promote"] or made["candidate_digest"] != entry.digest:
-            raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
-        if (about := body["approved"]) != body["decision"]:  # that on the version, of which a full model is made
-            check_folded(params, entry, about, lines)
-            check_unspent(entry, about, lines)
+    check_approved(params, entry, moves(entry.model, lines)[-1], lines)
 
 
 def outcome(params: Params, name: str) -> str | None:
