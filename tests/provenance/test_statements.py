@@ -15,6 +15,7 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
+import clinrl_loader
 import laid
 from clinrl.cli import main as cli
 from clinrl.errors import Refused, SignatureError
@@ -164,7 +165,7 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
         STATEMENT.write_text(text)
         with pytest.raises(SignatureError, match=f"{why}.*; remove it, and the next run of train@v2"):
             statements.of_stages(["train@v2"])
-    signed = dsse.envelope({"_type": dsse.STATEMENT, "subject": 1, "predicate": []}, keys.signer("embedded"))
+    signed = dsse.envelope({"_type": clinrl_loader.STATEMENT, "subject": 1, "predicate": []}, keys.signer("embedded"))
     STATEMENT.write_text(json.dumps(signed))
     with pytest.raises(SignatureError, match="it is no provenance"):
         statements.of_stages(["train@v2"])

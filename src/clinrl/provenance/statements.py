@@ -14,7 +14,7 @@ from clinrl.artifacts import MANIFEST, files_of, sha256_file, write_json
 from clinrl.errors import ArtefactError, Refused, SignatureError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
-from clinrl.provenance.stages import FIRST, command_of
+from clinrl.provenance.stages import addresses
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import keyring, signer
@@ -100,8 +100,8 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
     """
     if not dvc_yaml.PIPELINE.exists():
         return None
-    stages = (stage for stage in dvc_yaml.read(source).values() if stage.address != FIRST)
-    return next((stage for stage in stages if command_of(stage.address) == (command, name)), None)
+    stages = dvc_yaml.read(source)
+    return next((stages[address] for address in addresses(command, name) if address in stages), None)
 
 
 def _subjects(path: Path) -> Iterator[tuple[str, dict[str, str]]]:

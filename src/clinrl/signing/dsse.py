@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl.artifacts import canonical_json
 from clinrl.errors import SignatureError
-from clinrl_loader import LARGEST, PAYLOAD_TYPE, STATEMENT, Untrusted, pae
-from clinrl_loader import opened as read
+from clinrl_loader import PAYLOAD_TYPE, STATEMENT, Untrusted, opened, pae
 
 if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
-
-__all__ = [
-    "LARGEST", "MALFORMED", "PAYLOAD_TYPE", "STATEMENT", "envelope", "make_envelope", "open_envelope", "pae",
-    "signed_bytes", "statement",
-]  # fmt: skip
 
 MALFORMED = (ValueError, RecursionError, LookupError, TypeError, AttributeError)
 """What reading an envelope from a file, or a key of its statement, raises where it is of another form."""
@@ -60,6 +54,6 @@ def open_envelope(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[s
     none, or if it is no envelope of an in-toto statement.
     """
     try:
-        return read(envelope, {name: key.line for name, key in keys.items()})
+        return opened(envelope, {name: key.line for name, key in keys.items()})
     except Untrusted as error:
         raise SignatureError(str(error)) from None

@@ -17,8 +17,6 @@ from clinrl_loader import SIGNATURE
 if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
 
-__all__ = ["SIGNATURE", "check", "sign", "signed_files"]
-
 
 def sign(folder: Path, signer: "Signer") -> None:
     """Write the signature of a folder into it, over every file but itself.
