@@ -26,8 +26,7 @@ from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
 from clinrl.release.budget import Look, Spent
-from clinrl.release.form import BOTH_MODES, Finding, FormRow, form, paired_change, value_of
-from clinrl.release.superiority import CHAMPION, compare
+from clinrl.release.form import BOTH_MODES, CHAMPION, Finding, FormRow, compare, form, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict
@@ -217,13 +216,11 @@ def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[
     mine, theirs = _values(task, metric, candidate), _values(task, metric, rival)
     changes: dict[str, Estimate | None] = {}
     for mode, a in mine.items():
-        b = theirs[mode]
-        changes[mode] = _point(a.value - b.value, a.n) if a is not None and b is not None else None
+        b, changes[mode] = theirs[mode], None
+        if a is not None and b is not None:
+            change = a.value - b.value
+            changes[mode] = Estimate(value=round(change, 6) + 0.0, low=change, high=change, n=a.n)
     return changes
-
-
-def _point(value: float, n: int) -> Estimate:
-    return Estimate(value=round(value, 6) + 0.0, low=value, high=value, n=n)
 
 
 def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", "max"], allowed: float) -> Finding:
