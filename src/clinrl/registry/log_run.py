@@ -5,7 +5,7 @@ Whatever is there stays and what is missing is added, so that the same call comp
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -244,27 +244,11 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
 def _log_metrics(client: "MlflowClient", run: "Run", exam: Sequence[Point], history: Sequence[Point]) -> None:
     run_id, held, began = run.info.run_id, run.data.metrics, int(run.info.start_time)
-    # What comes first is dated like the run itself, so that two machines at once add it once.
-    log_points(client, run_id, [point for point in exam if point[0] not in held], at=lambda _: began)
+    # What comes first, or was missed while it trained, is dated like the run: two machines at once add it once.
+    log_points(client, run_id, [point for point in exam if point[0] not in held], at=began)
     log_points(client, run_id, [(name, 0, value) for name, _, value in exam if held.get(name, value) != value])
     known = mlflow_store.known_points(client, run, {name for name, _, _ in history})
-    missing = [point for point in history if point[:2] not in known]
-    log_points(client, run_id, missing, at=_dates(missing, known, began).__getitem__)
-
-
-def _dates(missing: Iterable[Point], known: Mapping[tuple[str, int], int], began: int) -> dict[int, int]:
-    """When each missing step may have been: at the last step before it that was logged live, else when its run began.
-
-    The same for whoever asks, and never before an earlier step.
-    """
-    live: dict[int, int] = {}
-    for (_, step), date in known.items():
-        live[step] = max(date, live.get(step, began))
-    dates: dict[int, int] = {}
-    date = began
-    for step in sorted({step for _, step, _ in missing} | live.keys()):
-        date = dates[step] = max(date, live.get(step, began))
-    return dates
+    log_points(client, run_id, [point for point in history if point[:2] not in known], at=began)
 
 
 def _log_data(client: "MlflowClient", run: "Run", made: Recorded) -> None:
