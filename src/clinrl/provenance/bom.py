@@ -155,7 +155,6 @@ def _library(pin: pins.Pin) -> Component:
 
 
 def _with_dependencies(libraries: Iterable[pins.Pin], roots: Collection[str]) -> list[pins.Pin]:
-    """The libraries of these names, and all that they need."""
     libraries = list(libraries)
     names, size = set(roots), 0
     while len(names) > size:
@@ -260,7 +259,6 @@ def _data(params: Params, name: str, made: Mapping[str, str]) -> Component:
 
 
 def _version(params: Params, name: str, made: Mapping[str, str]) -> Component:
-    """An adapter or a merged model, and how it came to be."""
     folder = params.model(name).folder
     about: dict[str, Any]
     if name in params.versions:
@@ -294,7 +292,6 @@ def _ref(name: str) -> str:
 
 
 def _files(folder: Path) -> list[Component]:
-    """The files of an artefact, with the digests in its manifest. Raises ArtefactError if it has none."""
     return [
         {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": found}]}
         for name, found in sorted(read_manifest(folder).files.items())

@@ -92,7 +92,6 @@ def register(params: Params, name: str) -> Entry:
 
 
 def _prepare() -> None:
-    """Import what writes an entry, and open the store. Raises RegistryError."""
     with connect():
         pass
     for library in WRITERS:
@@ -100,7 +99,6 @@ def _prepare() -> None:
 
 
 def _complete_entry(made: Recorded) -> Entry:
-    """Complete what MLflow holds of a name, from wherever it stands."""
     with connect() as client, writing(client):
         run = run_of(client, made.model.task.name, run_key(made.manifest), made.model.name)
         fill(client, run, made)
@@ -336,7 +334,6 @@ def _create_model(client: "MlflowClient", made: Recorded) -> None:
 
 
 def _tags(made: Recorded) -> dict[str, str]:
-    """What a model version says of its origin."""
     merged = [part for part in made.manifest.inputs if part != "base"]
     return {
         "version": made.model.name,

@@ -177,5 +177,4 @@ def _champions_answers(params: Params, champion: Entry) -> Path:
 
 
 def _answered_by(folder: Path) -> str:
-    """Identity of the model whose graded answers a folder holds."""
     return artifacts.read_manifest(folder).inputs["adapter"]

@@ -181,7 +181,6 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
 def _findings(
     task: Task, metric: str, limit: Limit, scale: Scale, candidate: ByMode, rivals: Mapping[str, ByMode]
 ) -> Iterator[Finding]:
-    """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
     yield from bounds(metric, limit, scale, _values(task, metric, candidate))
     for name, rival in rivals.items():
         for sign, allowed in ((1, limit.may_rise), (-1, limit.may_fall)):

@@ -63,7 +63,6 @@ def walk(params: Params, name: str) -> list[Link]:
 
 
 def _links_of(params: Params, name: str) -> Iterator[Link]:
-    """The links of one version, or of one merge, without those of its parents."""
     model = params.model(name)
     files = _link(name, "files", _check_files, params, model)
     yield files
@@ -196,7 +195,6 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
 
 
 def _check_mined(params: Params, name: str) -> tuple[str, str]:
-    """That a version's errors were mined on cases of the mine pool, and on no exam."""
     data = params.mining[name].data
     if not paths.mine_report(name).exists():
         raise Unheld("open", "has no mined errors yet")
@@ -231,7 +229,6 @@ def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[st
 
 
 def _release_links(params: Params, name: str) -> Iterator[Link]:
-    """The gate and the approver of the version itself, from the audit log and the registry's tags."""
     model, folder = params.model(name).registered, params.model(name).folder
     try:
         lines = audit_log.lines(params)

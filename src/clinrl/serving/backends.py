@@ -117,7 +117,6 @@ class Local:
         return self._failures[digest] >= FAILURES
 
     def _between(self, call: Callable[[], T]) -> T:
-        """Do something between two batches, and wait until it is done."""
         done = Future[T]()
 
         def run() -> None:

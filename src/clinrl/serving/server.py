@@ -117,7 +117,6 @@ class Service:
                     echo(f"chat {status or 'dropped'} {says} s={took}")
 
     async def _health(self, _: Request) -> Response:
-        """Whether to send requests here."""
         status = "draining" if self.is_draining else "ok" if self._live.names else "nothing is served"
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
@@ -169,7 +168,6 @@ class Service:
         return JSONResponse(answer.whole(turn, written.stop, written.tokens))
 
     def _note(self, ident: str, ask: Ask, version: Version, turn: Message) -> None:
-        """Have an answer counted, if anything is."""
         if self._watch is not None:
             seen = Seen(ident, ask, version, version.mode(ask.thinking) or "", turn)
             self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)

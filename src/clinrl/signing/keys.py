@@ -198,7 +198,6 @@ def trusted_keys(params: "Params") -> dict[str, Key]:
 
 
 def _elsewhere() -> Signer | None:
-    """The key that the environment names, if it names one."""
     text, named = os.environ.get("CLINRL_SIGNING_KEY", ""), os.environ.get("CLINRL_SIGNING_KEY_FILE", "")
     if text.strip() == AGENT:
         return _of_agent()
@@ -307,7 +306,6 @@ def _key(public: "EllipticCurvePublicKey") -> Key:
 
 
 def _read_public(path: Path) -> Key:
-    """The key of a file .pub. Raises SignatureError naming the file."""
     try:
         with path.open("rb") as stream:
             return parse_key(stream.read(MAX_FILE_BYTES).decode("ascii", errors="replace").strip())
