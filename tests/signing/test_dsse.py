@@ -14,7 +14,7 @@ from securesystemslib.signer import SSlibKey
 
 from clinrl.errors import SignatureError
 from clinrl.signing import dsse, keys
-from clinrl_loader import LARGEST, PAYLOAD_TYPE, pae
+from clinrl_loader import LARGEST, PAYLOAD_TYPE, pae, pem
 from clinrl_loader import STATEMENT as TYPE
 
 STATEMENT = {
@@ -27,7 +27,7 @@ STATEMENT = {
 
 def key_of_stock_tool(key: keys.Key) -> SSlibKey:
     scheme = "ecdsa-sha2-nistp256"
-    return SSlibKey(key.fingerprint, "ecdsa", scheme, {"public": key.pem})
+    return SSlibKey(key.fingerprint, "ecdsa", scheme, {"public": pem(key.line)})
 
 
 def test_the_stock_tool_verifies_our_envelope(checkout: Path) -> None:

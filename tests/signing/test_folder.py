@@ -14,7 +14,7 @@ import pytest
 
 from clinrl.errors import SignatureError
 from clinrl.signing import dsse, folder, keys
-from clinrl_loader import SIGNATURE
+from clinrl_loader import SIGNATURE, pem
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def stock(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 def public(key: keys.Key) -> Path:
-    Path("public.pem").write_text(key.pem)
+    Path("public.pem").write_text(pem(key.line))
     return Path("public.pem")
 
 

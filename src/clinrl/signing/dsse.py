@@ -26,7 +26,7 @@ def statement(kind: str, digests: Mapping[str, Mapping[str, str]], predicate: Ma
 
 def signed_bytes(statement: Mapping[str, Any]) -> bytes:
     """The bytes that the signature of a statement is over. Its payload is canonical JSON."""
-    return pae(PAYLOAD_TYPE, _payload(statement))
+    return pae(PAYLOAD_TYPE, canonical_json(statement).encode())
 
 
 def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
@@ -37,14 +37,10 @@ def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
 def make_envelope(statement: Mapping[str, Any], key: "Key", signature: bytes) -> dict[str, Any]:
     """The envelope of a statement and a signature that a key made over it."""
     return {
-        "payload": base64.b64encode(_payload(statement)).decode(),
+        "payload": base64.b64encode(canonical_json(statement).encode()).decode(),
         "payloadType": PAYLOAD_TYPE,
         "signatures": [{"keyid": key.fingerprint, "sig": base64.b64encode(signature).decode()}],
     }
-
-
-def _payload(statement: Mapping[str, Any]) -> bytes:
-    return canonical_json(statement).encode()
 
 
 def open_envelope(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, Any]]:

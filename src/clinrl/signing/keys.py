@@ -54,11 +54,6 @@ class Key(Strict):
         """`SHA256:...`, as `ssh-keygen -l` prints it."""
         return clinrl_loader.fingerprint(self.line)
 
-    @property
-    def pem(self) -> str:
-        """The same key as SubjectPublicKeyInfo in PEM, which `openssl` and `model_signing` read."""
-        return clinrl_loader.pem(self.line)
-
     def verifies(self, data: bytes, signature: bytes) -> bool:
         """Whether a DER signature is this key's, by ECDSA with SHA-256, over the data."""
         return clinrl_loader.verifies(self.line, data, signature)
