@@ -17,25 +17,22 @@ from clinrl.tracking.mlflow_store import connect
 
 def check_unchanged(params: Params, name: str) -> None:
     """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
-    now = load_params()
-    what: list[tuple[str, Any, Any]] = [("scale", params.scale, now.scale), ("modes", params.modes, now.modes)]
-    merges, merges_now = params.merges.all, now.merges.all
-    what.append((f"merges: {name}", merges.get(name), merges_now.get(name)))
-    for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
-        spec, spec_now = params.versions[version], now.versions.get(version)
-        what += [
-            (f"versions.{version}", _recorded(spec), _recorded(spec_now)),
-            (f"profiles.{spec.profile}", params.profiles[spec.profile], now.profiles.get(spec.profile)),
-            (f"bases.{spec.task}", params.bases[spec.task], now.bases.get(spec.task)),
-            (f"gates.{spec.task}", params.gates.get(spec.task), now.gates.get(spec.task)),
-            (f"plans.{spec.task}", params.plans.get(spec.task), now.plans.get(spec.task)),
-            *(
-                (f"data set {data}", _recorded(params.data_spec(data)), _recorded(now.all_data.get(data)))
-                for data in (spec.data, spec.exam)
-            ),
-        ]
-    for key, before, after in what:
-        if before != after:
+
+    def says(of: Params) -> dict[str, Any]:
+        found: dict[str, Any] = {"scale": of.scale, "modes": of.modes, f"merges: {name}": of.merges.all.get(name)}
+        for version in (before for part in params.parts(name) for before in params.lineage(part)):
+            spec = params.versions[version]
+            found[f"versions.{version}"] = _recorded(of.versions.get(version))
+            found[f"profiles.{spec.profile}"] = of.profiles.get(spec.profile)
+            for section in ("bases", "gates", "plans"):
+                found[f"{section}.{spec.task}"] = getattr(of, section).get(spec.task)
+            for data in (spec.data, spec.exam):
+                found[f"data set {data}"] = _recorded(of.all_data.get(data))
+        return found
+
+    now = says(load_params())
+    for key, before in says(params).items():
+        if before != now[key]:
             raise ParamsError(
                 f"params.yaml was edited while this ran: {key} is another now, so {name} is not released; "
                 "the same command starts with what it says now"
