@@ -105,7 +105,7 @@ def test_the_stock_tools_read_it(project: Path) -> None:
     assert made.keys() == {"data/adapters/v2", "data/adapters/v2/adapter", "data/adapters/v2/manifest.json"}
     assert made["data/adapters/v2"] == {"dvcMd5": md5(Path("data/adapters/v2"))}
     key = keys.keyring()[keys.OURS]
-    stock = SSlibKey(key.fingerprint, "ecdsa", "ecdsa-sha2-nistp256", {"public": key.pem})
+    stock = SSlibKey(key.fingerprint, "ecdsa", "ecdsa-sha2-nistp256", {"public": clinrl_loader.pem(key.line)})
     assert Envelope.from_dict(copy.deepcopy(envelope)).verify([stock], 1)
 
 
