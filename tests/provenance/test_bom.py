@@ -206,7 +206,7 @@ def test_writing_bills_loads_no_library_for_them() -> None:
 def test_a_damaged_reference_to_the_hub_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "base.json").write_text(text)
     with pytest.raises(ArtefactError, match="rebuild the base"):
-        bom._commits(tmp_path / "base.json")
+        bom._commits(tmp_path)
 
 
 def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
+import clinrl_loader
 import laid
 from clinrl.cli import main as cli
 from clinrl.errors import Refused, SignatureError
@@ -104,7 +105,7 @@ def test_the_stock_tools_read_it(project: Path) -> None:
     assert made.keys() == {"data/adapters/v2", "data/adapters/v2/adapter", "data/adapters/v2/manifest.json"}
     assert made["data/adapters/v2"] == {"dvcMd5": md5(Path("data/adapters/v2"))}
     key = keys.keyring()[keys.OURS]
-    stock = SSlibKey(key.fingerprint, "ecdsa", "ecdsa-sha2-nistp256", {"public": key.pem})
+    stock = SSlibKey(key.fingerprint, "ecdsa", "ecdsa-sha2-nistp256", {"public": clinrl_loader.pem(key.line)})
     assert Envelope.from_dict(copy.deepcopy(envelope)).verify([stock], 1)
 
 
@@ -164,7 +165,7 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
         STATEMENT.write_text(text)
         with pytest.raises(SignatureError, match=f"{why}.*; remove it, and the next run of train@v2"):
             statements.of_stages(["train@v2"])
-    signed = dsse.envelope({"_type": dsse.STATEMENT, "subject": 1, "predicate": []}, keys.signer("embedded"))
+    signed = dsse.envelope({"_type": clinrl_loader.STATEMENT, "subject": 1, "predicate": []}, keys.signer("embedded"))
     STATEMENT.write_text(json.dumps(signed))
     with pytest.raises(SignatureError, match="it is no provenance"):
         statements.of_stages(["train@v2"])

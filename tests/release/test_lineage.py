@@ -198,7 +198,7 @@ def test_a_promotion_on_a_decision_that_nobody_made_is_named(params):
     (body,) = [line.body for line in lines if line.kind == "promotion" and line.body["version"] == "v2"]
     body |= {"decision": "f" * 64}
     audit_log.append(paths.audit_log(), "promotion", body, signer=signer("embedded"), keys=keyring())
-    says = "v2 was promoted on a decision that the audit log does not have as passed"
+    says = f"v2 was promoted on a decision that {paths.audit_log()} does not have as passed"
     assert broken(params) == {("v2", "approver"): says}
 
 

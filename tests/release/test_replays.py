@@ -109,7 +109,7 @@ def test_a_promotion_names_as_approver_who_signed(params):
     with pytest.raises(GateError, match="names 'Grace Hopper' as approver of v1, and somebody else signed"):
         check(params)
     (says,) = broken(params, "v1")
-    assert says == "the audit log names 'Grace Hopper' as approver of v1, and somebody else signed"
+    assert says == f"{paths.audit_log()} names 'Grace Hopper' as approver of v1, and somebody else signed"
 
 
 @after("v1")

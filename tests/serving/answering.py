@@ -51,7 +51,7 @@ def running(
     backend = Local("embedded", bounds.at_once)
     live = Live(given, "esi", backend, keep_s)
     live.renew()
-    watch = None if shadow is None else Watch(given, "esi", live, backend, shadow, least=1)
+    watch = None if shadow is None else Watch("esi", live, backend, shadow, least=1)
     service = Service(live, backend, bounds, watch)
     limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=1.0)
     fence = Fence(service, token=token, limits=limits, refuse=refused)

@@ -57,7 +57,7 @@ def answers(one: Running, count: int) -> dict[str, list[str]]:
     """What each version says about the first cases in its exam."""
     found = {}
     for name in ("v1", "v2"):
-        sampler, written = exam(one.live._params, name, count, thinking=False)
+        sampler, written = exam(one.live.params, name, count, thinking=False)
         found[name] = [read_turn(text.text, sampler.opens(False)).content for text in written]
     return found
 

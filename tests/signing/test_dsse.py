@@ -14,13 +14,20 @@ from securesystemslib.signer import SSlibKey
 
 from clinrl.errors import SignatureError
 from clinrl.signing import dsse, keys
+from clinrl_loader import LARGEST, PAYLOAD_TYPE, pae, pem
+from clinrl_loader import STATEMENT as TYPE
 
-STATEMENT = {"_type": dsse.STATEMENT, "predicateType": "https://example.org/x", "predicate": {"ü": 1}, "subject": []}
+STATEMENT = {
+    "_type": TYPE,
+    "predicateType": "https://example.org/x",
+    "predicate": {"ü": 1},
+    "subject": [],
+}
 
 
 def key_of_stock_tool(key: keys.Key) -> SSlibKey:
     scheme = "ecdsa-sha2-nistp256"
-    return SSlibKey(key.fingerprint, "ecdsa", scheme, {"public": key.pem})
+    return SSlibKey(key.fingerprint, "ecdsa", scheme, {"public": pem(key.line)})
 
 
 def test_the_stock_tool_verifies_our_envelope(checkout: Path) -> None:
@@ -29,7 +36,7 @@ def test_the_stock_tool_verifies_our_envelope(checkout: Path) -> None:
     assert dsse.open_envelope(ours, keys.keyring()) == (keys.OURS, STATEMENT)
     assert dsse.envelope(STATEMENT, signer) == ours
     stock = Envelope.from_dict(copy.deepcopy(ours))
-    assert stock.pae() == dsse.pae(dsse.PAYLOAD_TYPE, stock.payload)
+    assert stock.pae() == pae(PAYLOAD_TYPE, stock.payload)
     assert stock.verify([key_of_stock_tool(signer.key)], 1).keys() == {signer.key.fingerprint}
 
 
@@ -44,8 +51,8 @@ def test_nobody_who_is_listed(checkout: Path) -> None:
         dsse.open_envelope(envelope, keys.keyring())
 
 
-def envelope_with(payload: bytes, signer: keys.Signer, kind: str = dsse.PAYLOAD_TYPE) -> dict[str, Any]:
-    signature = base64.b64encode(signer.sign(dsse.pae(kind, payload))).decode()
+def envelope_with(payload: bytes, signer: keys.Signer, kind: str = PAYLOAD_TYPE) -> dict[str, Any]:
+    signature = base64.b64encode(signer.sign(pae(kind, payload))).decode()
     return {"payload": base64.b64encode(payload).decode(), "payloadType": kind, "signatures": [{"sig": signature}]}
 
 
@@ -93,7 +100,7 @@ def test_every_change_of_an_envelope_is_found(checkout: Path) -> None:
             with pytest.raises(SignatureError):
                 dsse.open_envelope(envelope, ring)
             at[field] = before
-        for other in (None, 1, [], {}, "x" * (dsse.LARGEST + 1)):
+        for other in (None, 1, [], {}, "x" * (LARGEST + 1)):
             if (field, other) != ("keyid", None):  # the name of a key is only a hint; without it all are tried
                 with pytest.raises(SignatureError):
                     dsse.open_envelope(

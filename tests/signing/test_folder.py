@@ -14,6 +14,7 @@ import pytest
 
 from clinrl.errors import SignatureError
 from clinrl.signing import dsse, folder, keys
+from clinrl_loader import SIGNATURE, pem
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def stock(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 def public(key: keys.Key) -> Path:
-    Path("public.pem").write_text(key.pem)
+    Path("public.pem").write_text(pem(key.line))
     return Path("public.pem")
 
 
@@ -42,7 +43,15 @@ def test_the_stock_command_accepts_ours_and_refuses_a_change(model: Path) -> Non
     signer = keys.signer("embedded")
     folder.sign(model, signer)
     assert folder.check(model, keys.keyring()) == keys.OURS
-    verify = ["verify", "key", model, "--signature", model / folder.SIGNATURE, "--public_key", public(signer.key)]
+    verify = [
+        "verify",
+        "key",
+        model,
+        "--signature",
+        model / SIGNATURE,
+        "--public_key",
+        public(signer.key),
+    ]
     accepted = stock(*verify)
     assert accepted.returncode == 0, accepted.stderr
     (model / "weights").write_bytes(b"other")
@@ -55,7 +64,7 @@ def test_the_stock_command_accepts_ours_and_refuses_a_change(model: Path) -> Non
 
 def test_we_accept_what_the_stock_command_signed(model: Path) -> None:
     key = keys.signer("embedded").key
-    done = stock("sign", "key", model, "--signature", model / folder.SIGNATURE, "--private_key", keys.PRIVATE)
+    done = stock("sign", "key", model, "--signature", model / SIGNATURE, "--private_key", keys.PRIVATE)
     assert done.returncode == 0, done.stderr
     assert folder.check(model, {"Ada Lovelace": key}) == "Ada Lovelace"
     with pytest.raises(SignatureError, match="nobody whose key counts here signed this"):
@@ -81,10 +90,10 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'weights' of .* is a link",
     ),
     "a pipe": (lambda at: os.mkfifo(at / "pipe"), "'pipe' of .* is a link, or no file"),
-    "no signature": (lambda at: (at / folder.SIGNATURE).unlink(), "is not signed: it has no model.sig"),
+    "no signature": (lambda at: (at / SIGNATURE).unlink(), "is not signed: it has no model.sig"),
     "a signature elsewhere": (
         lambda at: (
-            (at / folder.SIGNATURE).rename(at.parent / "s"), (at / folder.SIGNATURE).symlink_to(at.parent / "s")
+            (at / SIGNATURE).rename(at.parent / "s"), (at / SIGNATURE).symlink_to(at.parent / "s")
         ),
         "is a link",
     ),
@@ -127,7 +136,7 @@ def test_links_and_nothing_are_not_signed(model: Path) -> None:
 def test_every_change_of_the_signature_is_refused(model: Path) -> None:
     """Every third character of the file replaced, then the whole of it."""
     folder.sign(model, keys.signer("embedded"))
-    path, ring = model / folder.SIGNATURE, keys.keyring()
+    path, ring = model / SIGNATURE, keys.keyring()
     text = path.read_text()
     for place in range(0, len(text), 3):
         path.write_text(text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :])
@@ -165,7 +174,7 @@ def test_a_listed_signer_cannot_sign_what_is_not_understood(
     """What is not changed of the statement is as it was signed, and would be accepted."""
     signer = keys.signer("embedded")
     folder.sign(model, signer)
-    path = model / folder.SIGNATURE
+    path = model / SIGNATURE
     bundle = json.loads(path.read_text())
     statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
     change(statement["predicate"])

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
+import clinrl_loader
 from clinrl.config.params import Params
 from clinrl.errors import SignatureError
 from clinrl.signing import keys
@@ -197,7 +198,7 @@ def test_lines_and_private_keys_of_openssh_are_read(checkout: Path, monkeypatch:
     monkeypatch.setenv("CLINRL_SIGNING_KEY_FILE", "p256")
     assert keys.signer("full").key == key
     signature = keys.signer("full").sign(DATA)
-    Path("key.pem").write_text(key.pem)
+    Path("key.pem").write_text(clinrl_loader.pem(key.line))
     Path("data").write_bytes(DATA)
     Path("sig").write_bytes(signature)
     subprocess.run(["openssl", "dgst", "-sha256", "-verify", "key.pem", "-signature", "sig", "data"], check=True)

@@ -75,7 +75,6 @@ def examined(params: "Params", name: str, mode: str) -> tuple[Run, list[Graded],
 
 
 def _python() -> str:
-    """The Python that has Inspect: this one, or that of its own environment."""
     own = VENV / "bin/python"
     if find_spec("inspect_ai") is not None:
         return sys.executable

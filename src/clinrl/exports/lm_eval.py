@@ -25,6 +25,8 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
     Raises ParamsError for a task of several turns or without such cases, ArtefactError if they are not here, and
     DataError if they are somebody's records.
     """
+    from ruamel.yaml import YAML
+
     task = get_task(name)
     if task.episodes is not None:
         raise ParamsError(
@@ -42,7 +44,7 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
     with replaced(target, "clinrl export lm-eval") as folder:
         write_text(folder / "cases.jsonl", "".join(canonical_json(row) + "\n" for row in rows))
         shutil.copyfile(Path(__file__).with_name("lm_eval_scorer.py"), folder / "scorer.py")
-        _write_yaml(folder / f"clinrl_{name}.yaml", {
+        content = {
             "task": f"clinrl_{name}",
             "custom_dataset": _function("load"),
             "test_split": "test",
@@ -57,7 +59,9 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
                 for metric, of in task.compared.items()
             ],
             "metadata": {"version": task.version, "cases": data},
-        })  # fmt: skip
+        }
+        with (folder / f"clinrl_{name}.yaml").open("w", encoding="utf-8") as stream:
+            YAML().dump(content, stream)
     tell(target, open_exam=open_exam)
 
 
@@ -87,10 +91,3 @@ def _function(name: str) -> Any:
     from ruamel.yaml.comments import TaggedScalar
 
     return TaggedScalar(f"scorer.{name}", tag="!function")
-
-
-def _write_yaml(path: Path, content: Any) -> None:
-    from ruamel.yaml import YAML
-
-    with path.open("w", encoding="utf-8") as stream:
-        YAML().dump(content, stream)

@@ -86,7 +86,6 @@ def _answers(run: Run, lines: Sequence[Graded], report: EvalReport) -> list[Answ
 
 
 def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, chosen: Sequence[Answer]) -> int:
-    """Log the answers that the experiment does not hold; how many they were."""
     from mlflow.tracing.client import TracingClient
 
     experiment = client.get_run(entry.run_id).info.experiment_id
@@ -116,7 +115,6 @@ def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, cho
 
 
 def _traces(client: "MlflowClient", experiment: str, where: str | None = None) -> Iterator["TraceInfo"]:
-    """The traces of an experiment, without their spans."""
     token, options = None, {"locations": [experiment], "filter_string": where, "include_spans": False}
     while page := client.search_traces(max_results=PAGE, page_token=token, **options):
         yield from (trace.info for trace in page)

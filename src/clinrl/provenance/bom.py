@@ -8,6 +8,7 @@ what they were drawn from. Equal inputs give equal bytes: a bill holds no time a
 import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from clinrl import __version__, paths
 from clinrl.artifacts import read_manifest, verified, write_text
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, with_exit_code
+from clinrl.models.bases import REFERENCE, reference
 from clinrl.provenance import lock, pins
 
 if TYPE_CHECKING:
@@ -60,11 +62,11 @@ def release(params: Params) -> dict[str, Any]:
 
     Raises ArtefactError if a base was altered, DataError if constraints.txt or a file beside it was.
     """
-    libraries, witness = pins.load(), lock.read()
+    libraries, made = pins.load(), lock.outputs(lock.read())
     models = [model for task in params.bases for model in _embedded_base(params, task)]
     models += [model for task in params.bases for model in _hub(params, task)]
     models = list({model["bom-ref"]: model for model in models}.values())
-    sets = [_data(params, name, witness) for name in params.all_data]
+    sets = [_data(params, name, made) for name in params.all_data]
     mine = _component("application", PROJECT, PROJECT, LICENCE, {}, version=__version__)
     graph = _graph(libraries)
     graph[PROJECT] |= {model["bom-ref"] for model in [*models, *sets]}
@@ -78,20 +80,20 @@ def of_version(params: Params, name: str) -> dict[str, Any]:
     model asks for, with all that they ask for.
     Raises ParamsError for an unknown name, ArtefactError if its folder or its base is not here or was altered.
     """
-    witness, parts = lock.read(), params.parts(name)
+    made, parts = lock.outputs(lock.read()), params.parts(name)
     family = list(dict.fromkeys(version for part in parts for version in params.lineage(part)))
     task = params.versions[family[0]].task
     bases = _embedded_base(params, task) if params.scale == "embedded" else _hub(params, task)
     libraries = _with_dependencies(pins.load(), {*pins.LIBRARIES, pins.QUANTISED})
-    sets = dict.fromkeys(data for version in family for data in _data_and_exam(params, version))
-    ancestors = [_version(params, version, witness) for version in family if version != name]
-    mine = _version(params, name, witness) | {"components": _files(params.model(name).folder)}
-    components = [*bases, *ancestors, *(_data(params, data, witness) for data in sets)]
+    used = {version: (params.versions[version].data, params.versions[version].exam) for version in family}
+    sets = dict.fromkeys(chain.from_iterable(used.values()))
+    ancestors = [_version(params, version, made) for version in family if version != name]
+    mine = _version(params, name, made) | {"components": _files(params.model(name).folder)}
+    components = [*bases, *ancestors, *(_data(params, data, made) for data in sets)]
     graph = _graph(libraries)
     graph.pop(PROJECT, None)
-    for version in family:
-        graph[f"version/{version}"] = {_ref(params.versions[version].parent)}
-        graph[f"version/{version}"] |= {f"data/{data}" for data in _data_and_exam(params, version)}
+    for version, data in used.items():
+        graph[f"version/{version}"] = {_ref(params.versions[version].parent), *(f"data/{name}" for name in data)}
     root = graph.setdefault(mine["bom-ref"], set())
     root |= {f"version/{part}" for part in parts if part != name}
     root |= {_purl(pin) for pin in libraries if pin.name in {*pins.LIBRARIES, pins.QUANTISED}}
@@ -153,7 +155,6 @@ def _library(pin: pins.Pin) -> Component:
 
 
 def _with_dependencies(libraries: Iterable[pins.Pin], roots: Collection[str]) -> list[pins.Pin]:
-    """The libraries of these names, and all that they need."""
     libraries = list(libraries)
     names, size = set(roots), 0
     while len(names) > size:
@@ -183,7 +184,7 @@ def _embedded_base(params: Params, task: str) -> list[Component]:
     verified(folder)
     judges = {f"{name}/": judge for name, judge in spec.judges.items()}
     files = _files(folder)
-    mine = [file for file in files if not file["name"].startswith(tuple(judges))] if judges else files
+    mine = [file for file in files if not file["name"].startswith(tuple(judges))]
     made = [_built_model(f"base/{task}", f"{task}-base", spec, mine)]
     for place, judge in judges.items():
         about = [file for file in files if file["name"].startswith(place)]
@@ -193,7 +194,7 @@ def _embedded_base(params: Params, task: str) -> list[Component]:
 
 def licence_of(base: Path) -> str:
     """The licence of a base, which binds what is made from it; empty for a checkpoint that nobody looked up."""
-    named = next(iter(_commits(base / "base.json")), "")
+    named = next(iter(_commits(base)), "")
     return HUB_LICENCES.get(named, "") if named else LICENCE
 
 
@@ -210,7 +211,7 @@ def _hub(params: Params, task: str) -> list[Component]:
     """The checkpoints of the hub that the full scale starts from: by commit where the base stage has pinned one."""
     spec = params.bases[task].full
     models: list[HubModel] = [spec, *spec.judges.values(), *([spec.encoder] if spec.encoder else [])]
-    commits = _commits(paths.base(task) / "base.json") if params.scale == "full" else {}
+    commits = _commits(paths.base(task)) if params.scale == "full" else {}
     made = []
     for model in models:
         revision = commits.get(model.repo, model.revision)
@@ -226,25 +227,20 @@ def _hub(params: Params, task: str) -> list[Component]:
     return made
 
 
-def _commits(path: Path) -> dict[str, str]:
-    """Repository to commit, of a base's reference and all that it holds. Raises ArtefactError if it is none."""
-    found: dict[str, str] = {}
+def _commits(base: Path) -> dict[str, str]:
+    """Repository to commit: of the checkpoint that a base names, then of its judges and its encoder."""
     try:
-        open_ = [json.loads(path.read_bytes())] if path.is_file() else []
-    except (ValueError, RecursionError):
-        open_ = [None]
-    while open_:
-        entry = open_.pop()
-        repo, commit = (entry.get("repo", ""), entry.get("commit", "")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(repo, str) or not isinstance(commit, str):
-            raise ArtefactError(f"{path} names no checkpoint and its commit; rebuild the base")
-        open_ += [value for value in entry.values() if isinstance(value, dict)]
-        if repo and commit:
-            found[repo] = commit
+        named = reference(base)
+        stated = [one for one in (named, *named.get("judges", {}).values(), named.get("encoder")) if one]
+        found = {one["repo"]: one["commit"] for one in stated}
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        found = {"": None}
+    if not all(isinstance(word, str) for pair in found.items() for word in pair):
+        raise ArtefactError(f"{base / REFERENCE} names no checkpoint and its commit; rebuild the base")
     return found
 
 
-def _data(params: Params, name: str, witness: lock.Lock) -> Component:
+def _data(params: Params, name: str, made: Mapping[str, str]) -> Component:
     """A data set: drawn here from rules, or read from records that are no part of the release."""
     spec = params.all_data[name]
     is_drawn = name in params.datasets
@@ -257,13 +253,12 @@ def _data(params: Params, name: str, witness: lock.Lock) -> Component:
     classification = "synthetic" if is_drawn else "restricted"
     return _component(
         "data", f"data/{name}", name, LICENCE if is_drawn else "",
-        settings | {"dvc:md5": _recorded_digest(witness, paths.cases(name))},
+        settings | {"dvc:md5": made.get(str(paths.cases(name)), "")},
         description=description, data=[{"type": "dataset", "name": name, "classification": classification}],
     )  # fmt: skip
 
 
-def _version(params: Params, name: str, witness: lock.Lock) -> Component:
-    """An adapter or a merged model, and how it came to be."""
+def _version(params: Params, name: str, made: Mapping[str, str]) -> Component:
     folder = params.model(name).folder
     about: dict[str, Any]
     if name in params.versions:
@@ -273,7 +268,7 @@ def _version(params: Params, name: str, witness: lock.Lock) -> Component:
         card = _card("", how, [spec.data])
     else:
         about, card = {"parts": ", ".join(params.parts(name))}, _card("", "", [])
-    about |= {"scale": params.scale, "dvc:md5": _recorded_digest(witness, folder)}
+    about |= {"scale": params.scale, "dvc:md5": made.get(str(folder), "")}
     kind = "machine-learning-model"
     return _component(kind, _ref(name), name, LICENCE, about, description=USE, modelCard=card)
 
@@ -291,27 +286,16 @@ def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _data_and_exam(params: Params, version: str) -> tuple[str, str]:
-    """What a version was trained on, and its exam."""
-    return params.versions[version].data, params.versions[version].exam
-
-
 def _ref(name: str) -> str:
     """How a bill refers to a version, or to the base behind `<task>-base`."""
     return f"base/{name.removesuffix('-base')}" if name.endswith("-base") else f"version/{name}"
 
 
 def _files(folder: Path) -> list[Component]:
-    """The files of an artefact, with the digests in its manifest. Raises ArtefactError if it has none."""
     return [
         {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": found}]}
         for name, found in sorted(read_manifest(folder).files.items())
     ]
-
-
-def _recorded_digest(witness: lock.Lock, path: Path) -> str:
-    """The digest of an output in dvc.lock; empty if no stage made it."""
-    return lock.outputs(witness).get(str(path), "")
 
 
 def _component(kind: str, ref: str, name: str, licence: str, properties: Mapping[str, Any], **facts: Any) -> Component:

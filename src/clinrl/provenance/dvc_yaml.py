@@ -116,7 +116,6 @@ def _state(
 
 
 def _is_cached(folder: Path, oid: str) -> bool:
-    """Whether DVC's cache has a file, or a folder with all its files."""
     path = stored(folder, oid)
     if not path.is_file():
         return False
@@ -142,7 +141,6 @@ def cache_folder(root: Path = Path()) -> Path:
 
 
 def _templates(group: str, block: Any, params: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Each stage of a group: its address, its template, and what the template may name."""
     if "foreach" not in block:
         yield group, block, params
         return
@@ -168,7 +166,6 @@ def _stage(address: str, template: Any, scope: Mapping[str, Any], files: Mapping
 
 
 def _fill(value: Any, scope: Mapping[str, Any]) -> Any:
-    """A part of a template with its places filled in."""
     if isinstance(value, str):
         return PLACE.sub(lambda place: str(_value(place[1], scope)), value)
     if isinstance(value, list):
@@ -191,6 +188,5 @@ def _value(key: str, scope: Any, default: Any = None) -> Any:
 
 
 def _paths(entries: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The paths of a list of outputs or inputs, with the options that they may carry."""
     for entry in entries:
         yield from ((entry, {}),) if isinstance(entry, str) else entry.items()

@@ -148,7 +148,6 @@ def merge_pins(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tu
 
 
 def _file(pin: Pin) -> str:
-    """The file that a pin stands in."""
     if "+" in pin.version:
         return CPU
     return TORCH if OF_TORCH.match(pin.name) else MAIN

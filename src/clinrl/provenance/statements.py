@@ -14,7 +14,7 @@ from clinrl.artifacts import MANIFEST, files_of, sha256_file, write_json
 from clinrl.errors import ArtefactError, Refused, SignatureError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
-from clinrl.provenance.stages import FIRST, command_of
+from clinrl.provenance.stages import addresses
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import keyring, signer
@@ -40,7 +40,11 @@ def record(command: str, name: str, scale: "Scale", source: Path = Path("params.
         if stage is None:
             return
         claim, path = statement(stage), FOLDER / f"{stage.address}.json"
-        if not _holds(path, claim):
+        try:
+            held = dsse.open_envelope(json.loads(path.read_bytes()), keyring())[1]
+        except (OSError, ValueError, RecursionError, Refused):  # none, or by a key that does not count
+            held = {}
+        if held != claim:
             write_json(path, dsse.envelope(claim, signer(scale)))
     except (Refused, OSError) as error:
         echo(f"{command} {name} is done, but its provenance is not signed: {error}")
@@ -100,8 +104,8 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
     """
     if not dvc_yaml.PIPELINE.exists():
         return None
-    stages = (stage for stage in dvc_yaml.read(source).values() if stage.address != FIRST)
-    return next((stage for stage in stages if command_of(stage.address) == (command, name)), None)
+    stages = dvc_yaml.read(source)
+    return next((stages[address] for address in addresses(command, name) if address in stages), None)
 
 
 def _subjects(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -117,11 +121,3 @@ def _inputs(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """An input: a file, the manifest of a folder that names all its files, or else each of them."""
     for file in [path / MANIFEST] if (path / MANIFEST).exists() else files_of(path):
         yield file.as_posix(), {"sha256": sha256_file(file)}
-
-
-def _holds(path: Path, claim: dict[str, Any]) -> bool:
-    """Whether a file holds this very statement, signed by a key that counts."""
-    try:
-        return dsse.open_envelope(json.loads(path.read_bytes()), keyring())[1] == claim
-    except (OSError, ValueError, RecursionError, Refused):
-        return False

@@ -5,7 +5,7 @@ Whatever is there stays and what is missing is added, so that the same call comp
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,20 +60,16 @@ class Recorded:
     base: Manifest
     reports: Mapping[str, EvalReport]
     """By mode."""
-    agreement: Estimate | None
-    scale: str
-    dvc_stage: str
+    metrics: Mapping[str, float]
+    """Every number of the exam, by the name that it has in MLflow."""
+    card: str
+    """The card of what was made, with its exam; empty where none was written."""
     why: str
-    waiver: str
-    """Why it was trained against the probe or an alarm; empty if it was not."""
-    placebo: str
-    """What its training was paid in place of the task's score; empty: that score."""
     training: tuple[model_card.Trained, ...]
     """What each version of its lineage was trained on."""
-    missing: list[str]
-    """What was not measured, in sentences for the card."""
-    alarms: str
-    """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
+    tags: Mapping[str, str]
+    """Version tags about how it was made, empty ones left out. `waiver` says why it was trained against the probe or an
+    alarm, `placebo` what its training was paid in place of the task's score, and `alarms` which its training had."""
     provenance: list[tuple[str, dict[str, Any]]]
     """The signed statements of the stages that it follows from, as far as they ran here, each with its address."""
     bill: str | None
@@ -90,26 +86,6 @@ class Recorded:
     @property
     def is_adapter(self) -> bool:
         return "adapter_config.json" in self.manifest.files
-
-    @property
-    def card(self) -> str:
-        """The card of what was made, with its exam; empty where none was written."""
-        written = self.model.folder / "README.md"
-        if not written.exists():
-            return ""
-        return model_card.with_results(
-            written.read_text(encoding="utf-8"),
-            list(self.reports.values()),
-            {"mode_agreement": self.agreement} if self.agreement else {},
-            training=self.training,
-            missing=self.missing,
-            licence=bom.licence_of(paths.base(self.model.task.name)),
-        )
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Every number of the exam, by the name that it has in MLflow."""
-        return mlflow_store.exam_metrics(self.reports.values(), self.agreement)
 
     @property
     def headline(self) -> frozenset[str]:
@@ -141,23 +117,37 @@ def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda
                 f"{paths.report(model.name)} is about another model than {model.folder} now holds; run "
                 f"`dvc repro evaluate@{model.name}`"
             )
-    agreement = json.loads((paths.report(model.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
-    stages = addresses_of(params, model.name)
+    between = json.loads((paths.report(model.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
+    agreement = Estimate(**between["mode_agreement"]) if between else None
+    stages, written = addresses_of(params, model.name), model.folder / "README.md"
+    training, card = tuple(_training(params, model.name)), ""
+    if written.exists():
+        card = model_card.with_results(
+            written.read_text(encoding="utf-8"),
+            list(reports.values()),
+            {"mode_agreement": agreement} if agreement else {},
+            training=training,
+            missing=_missing(params, model.name),
+            licence=bom.licence_of(paths.base(model.task.name)),
+        )
+    tags = {
+        "dvc_stage": stages.get("train") or stages["merge"],
+        "scale": manifest.spec.get("scale", params.scale),
+        "waiver": stated(params, model.name, "waiver"),
+        "placebo": stated(params, model.name, "placebo"),
+        "alarms": _alarms(model.name),
+    }
     return Recorded(
         model=model,
         manifest=manifest,
         base=base,
         reports=reports,
-        agreement=Estimate(**agreement["mode_agreement"]) if agreement else None,
-        scale=manifest.spec.get("scale", params.scale),
-        signer=partial(signer, params.scale),
-        dvc_stage=stages.get("train") or stages["merge"],
+        metrics=mlflow_store.exam_metrics(reports.values(), agreement),
+        card=card,
         why=params.versions[model.name].why if model.name in params.versions else "",
-        waiver=stated(params, model.name, "waiver"),
-        placebo=stated(params, model.name, "placebo"),
-        training=tuple(_training(params, model.name)),
-        missing=_missing(params, model.name),
-        alarms=_alarms(model.name),
+        training=training,
+        tags={tag: value for tag, value in tags.items() if value},
+        signer=partial(signer, params.scale),
         provenance=provenance.of_stages(lock.ancestors(lock.read(), stages["evaluate"])),
         bill=bom.text(bom.of_version(params, model.name)) if (pins.ROOT / pins.MAIN).exists() else None,
         keys=trusted_keys(params),
@@ -184,6 +174,7 @@ def _missing(params: Params, name: str) -> list[str]:
 
 
 def _alarms(name: str) -> str:
+    """As "stop clipped think at 12"; "none" without any, empty if it was not trained."""
     raised = raised_in(paths.report(name) / ALARMS)
     if raised is None:
         return ""
@@ -244,27 +235,11 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
 def _log_metrics(client: "MlflowClient", run: "Run", exam: Sequence[Point], history: Sequence[Point]) -> None:
     run_id, held, began = run.info.run_id, run.data.metrics, int(run.info.start_time)
-    # What comes first is dated like the run itself, so that two machines at once add it once.
-    log_points(client, run_id, [point for point in exam if point[0] not in held], at=lambda _: began)
+    # What comes first, or was missed while it trained, is dated like the run: two machines at once add it once.
+    log_points(client, run_id, [point for point in exam if point[0] not in held], at=began)
     log_points(client, run_id, [(name, 0, value) for name, _, value in exam if held.get(name, value) != value])
     known = mlflow_store.known_points(client, run, {name for name, _, _ in history})
-    missing = [point for point in history if point[:2] not in known]
-    log_points(client, run_id, missing, at=_dates(missing, known, began).__getitem__)
-
-
-def _dates(missing: Iterable[Point], known: Mapping[tuple[str, int], int], began: int) -> dict[int, int]:
-    """When each missing step may have been: at the last step before it that was logged live, else when its run began.
-
-    The same for whoever asks, and never before an earlier step.
-    """
-    live: dict[int, int] = {}
-    for (_, step), date in known.items():
-        live[step] = max(date, live.get(step, began))
-    dates: dict[int, int] = {}
-    date = began
-    for step in sorted({step for _, step, _ in missing} | live.keys()):
-        date = dates[step] = max(date, live.get(step, began))
-    return dates
+    log_points(client, run_id, [point for point in history if point[:2] not in known], at=began)
 
 
 def _log_data(client: "MlflowClient", run: "Run", made: Recorded) -> None:
@@ -294,7 +269,6 @@ def _log_data(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
 
 def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
-    """Reports, plots, history, proofs, Data Docs and the card: each group that the run does not hold as it is now."""
     name, sets = made.model.name, [data for data in (made.model.data, made.model.exam) if data]
     groups = {
         "reports": [paths.report(name)],
@@ -319,10 +293,9 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
             elif source.is_file():
                 client.log_artifact(run.info.run_id, str(source), group)
         current[group] = digest(files)[:16]
-    card = made.card
-    if card and sent.get("card") != digest(card)[:16]:
-        client.log_text(run.info.run_id, card, "README.md")
-        current["card"] = digest(card)[:16]
+    if made.card and sent.get("card") != digest(made.card)[:16]:
+        client.log_text(run.info.run_id, made.card, "README.md")
+        current["card"] = digest(made.card)[:16]
     if current != sent:
         client.set_tag(run.info.run_id, SENT, canonical_json(current))
 

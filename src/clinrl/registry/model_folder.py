@@ -39,16 +39,11 @@ def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
 
 def download(client: "MlflowClient", model: "LoggedModel", target: Path, file: str = "") -> Path:
     """The folder of a model, brought from a server into a folder; of its files `file` alone, if that names one."""
-    from mlflow.artifacts import download_artifacts
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    if file:
-        get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri).download_artifacts(
-            file, str(target)
-        )
-        return target
-    where = f"models:/{model.model_id}"
-    return Path(download_artifacts(artifact_uri=where, dst_path=str(target), tracking_uri=client.tracking_uri))
+    artifacts = get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri)
+    artifacts.download_artifacts(file, str(target))
+    return target
 
 
 def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:

@@ -269,7 +269,6 @@ class Answerer:
         return DataFrame(lines, columns=[self.task.safety.answer, *COLUMNS], index=table.index, dtype=object)
 
     def _read(self, table: "DataFrame", mode: Any) -> list[Row]:
-        """Each row, read or refused. Raises DataError for a missing column, or an unknown `mode` of the request."""
         facts = _facts(self.task)
         needed = [name for name, field in facts.model_fields.items() if field.is_required()]
         absent = [name for name in needed if name not in table.columns]
@@ -305,7 +304,6 @@ class Answerer:
         return Row(mode, Prompt(name, messages, ids), novelty=unlike)
 
     def _answer(self, rows: Sequence[Row]) -> dict[int, Completion]:
-        """What was written about each row that was not refused, by its number."""
         answers: dict[int, Completion] = {}
         for mode, decoding in self.served.modes.items():
             prompts = {number: row.prompt for number, row in enumerate(rows) if row.mode == mode and row.prompt}

@@ -92,7 +92,6 @@ def register(params: Params, name: str) -> Entry:
 
 
 def _prepare() -> None:
-    """Import what writes an entry, and open the store. Raises RegistryError."""
     with connect():
         pass
     for library in WRITERS:
@@ -100,7 +99,6 @@ def _prepare() -> None:
 
 
 def _complete_entry(made: Recorded) -> Entry:
-    """Complete what MLflow holds of a name, from wherever it stands."""
     with connect() as client, writing(client):
         run = run_of(client, made.model.task.name, run_key(made.manifest), made.model.name)
         fill(client, run, made)
@@ -109,7 +107,7 @@ def _complete_entry(made: Recorded) -> Entry:
             client.set_terminated(run.info.run_id, "FINISHED")
         aliases = _aliases(client, made.model.registered) or {}
         entry = _entry(version, aliases)
-        may_run = entry.tags.get(GATE) != REFUSED and not made.waiver
+        may_run = entry.tags.get(GATE) != REFUSED and "waiver" not in made.tags
         if may_run and not {CHAMPION, CANDIDATE} & set(entry.aliases):
             client.set_registered_model_alias(made.model.registered, CANDIDATE, str(entry.number))
             aliases |= {CANDIDATE: str(entry.number)}
@@ -336,7 +334,6 @@ def _create_model(client: "MlflowClient", made: Recorded) -> None:
 
 
 def _tags(made: Recorded) -> dict[str, str]:
-    """What a model version says of its origin."""
     merged = [part for part in made.manifest.inputs if part != "base"]
     return {
         "version": made.model.name,
@@ -345,10 +342,9 @@ def _tags(made: Recorded) -> dict[str, str]:
         **origin(made.manifest),
         "exam_digest": next(iter(made.reports.values())).exam_digest,
         "git_revision": _revision(),
-        "dvc_stage": made.dvc_stage,
         "task_version": str(made.manifest.task_version),
-        "scale": made.scale,
-    } | {key: value for key in ("waiver", "placebo", "alarms") if (value := getattr(made, key))}
+        **made.tags,
+    }
 
 
 def origin(manifest: Manifest) -> dict[str, str]:

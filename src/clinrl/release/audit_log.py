@@ -25,10 +25,10 @@ from pydantic import Field, ValidationError
 from clinrl import paths
 from clinrl.artifacts import canonical_json, digest
 from clinrl.errors import ArtefactError, SignatureError
-from clinrl.signing.dsse import pae
 from clinrl.signing.keys import Key, Signer, trusted_keys
 from clinrl.signing.keys import signer as our_signer
 from clinrl.types import Strict
+from clinrl_loader import pae
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -70,7 +70,6 @@ def append(
     keys: Mapping[str, Key],
     unless: Callable[[Sequence[Entry]], bool] = lambda _: False,
     reviewed: bool = False,
-    at: datetime | None = None,
 ) -> Entry | None:
     """Add a signed line and wait until it is on the disk; nothing is added if `unless` is true of those that are there.
 
@@ -96,9 +95,8 @@ def append(
         entries = _parse(whole, path, known, reviewed=reviewed)
         if unless(entries):
             return None
-        moment = (at or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
         fields = {
-            "at": moment.isoformat(),
+            "at": datetime.now(UTC).replace(microsecond=0).isoformat(),
             "kind": kind,
             "body": json.loads(canonical_json(body)),
             "previous": entries[-1].digest if entries else START,

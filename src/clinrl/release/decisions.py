@@ -19,7 +19,7 @@ from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
 from clinrl.registry.log_run import stated
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
-from clinrl.release import audit_log, budget, gate, superiority
+from clinrl.release import audit_log, budget, form, gate
 from clinrl.release.change_control import outside_plan, trained_otherwise
 from clinrl.release.gate import Decision
 from clinrl.release.moves import is_of, last_move, recorded_champion
@@ -93,11 +93,11 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     rivals, look = {}, None
     if champion is not None:
         folder = _champions_answers(params, champion)
-        rivals[superiority.CHAMPION] = answers(champion.name, folder)
+        rivals[form.CHAMPION] = answers(champion.name, folder)
         if plan and digest != champion.digest and not _is_made_of_champion(params, name):
             both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
             tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
-            test = superiority.TEST if run.clusters is None else superiority.TEST_OF_CLUSTERS
+            test = form.TEST if run.clusters is None else form.TEST_OF_CLUSTERS
             key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], test]))
             held = budget.account(audit_log.lines(params), run.exam_digest, plan.budget.alpha)
             look = budget.look(held, plan.budget, key, model.exam)
@@ -177,5 +177,4 @@ def _champions_answers(params: Params, champion: Entry) -> Path:
 
 
 def _answered_by(folder: Path) -> str:
-    """Identity of the model whose graded answers a folder holds."""
     return artifacts.read_manifest(folder).inputs["adapter"]

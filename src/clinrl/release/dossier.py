@@ -89,14 +89,12 @@ def _unbroken(text: str) -> str:
 
 
 def _sources(text: str, sources: Mapping[str, tuple[str, str]]) -> str:
-    """The end of a page: the files that stand behind its values."""
     found = {mark: item for mark, item in sources.items() if mark in set(MARK.findall(text))}
     links = "".join(f"[{mark}]: #sources\n" for mark in found)
     return "\n" + render("dossier_sources", sources=found) + ("\n" + links if found else "")
 
 
 def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[str, Any]:
-    """What the templates of a dossier may ask for."""
     name, task = model.name, model.task
     lineage = params.lineage(name)
     reports = _reports(params, name)
@@ -192,7 +190,6 @@ def _below(cited: Cited, one: Place, other: Place) -> Iterator[tuple[Place, Plac
 
 
 def _check_adapters(cited: Cited, params: Params, name: str) -> None:
-    """Refuse a report on another adapter than the one that is here."""
     first = next(iter(_reports(params, name).values()))
     stated, folder = cited.look(first, "adapter_digest"), paths.adapter(name)
     if stated and (folder / MANIFEST).exists() and (here := identity(read_manifest(folder))) != stated:
@@ -203,7 +200,6 @@ def _check_adapters(cited: Cited, params: Params, name: str) -> None:
 
 
 def _compare(folder: Path, now: Record) -> None:
-    """Refuse a dossier that states another value than the artefacts do. Raises ArtefactError for the first."""
     file = folder / NUMBERS
     again = f"restore what was altered, or write it again with `clinrl dossier {now.name}`"
     try:
@@ -224,7 +220,6 @@ def _compare(folder: Path, now: Record) -> None:
 
 
 def _compare_text(file: Path, text: str) -> None:
-    """Refuse a page that is not what its sources say. Raises ArtefactError with the first line that differs."""
     held = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     for number, (line, wanted) in enumerate(zip_longest(held, text.splitlines()), start=1):
         if line != wanted:

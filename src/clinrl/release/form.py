@@ -1,4 +1,5 @@
-"""The form that an approver sees: who answered the exam how well, and the candidate's lead over each."""
+"""What a decision says of answers: who answered the exam how well, the candidate's lead over each, and whether it is
+better than the champion by the test of a change plan."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,13 +7,19 @@ from typing import Any, Literal
 
 from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers, ByMode
+from clinrl.config.change_plan import Protocol
 from clinrl.intervals import LEVEL, average_difference, mean, no_better, paired, rate, runs_of_means
+from clinrl.release.budget import Look
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict, Unreadable
 
 BOTH_MODES = "all modes"
 """The mode of a finding that is about all of them together."""
+TEST, TEST_OF_CLUSTERS = (f"randomisation of {what}, averaged over modes" for what in ("cases", "clusters"))
+"""Name the test, so that what another one has said is no answer to the same question."""
+CHAMPION = "the champion"
+"""What sentences call the rival whose place a candidate would take."""
 
 
 class Finding(Strict):
@@ -123,6 +130,36 @@ def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | 
     counts = Counter(map(abs, apart.values()))
     sizes = [counts[size] for size in range(1, max(counts) + 1)]
     return change, no_better((-1 if kind.worse == "higher" else 1) * sum(gains), sizes)
+
+
+def compare(task: Task, protocol: Protocol, look: Look, candidate: ByMode, champion: ByMode) -> Iterator[Finding]:
+    """Whether a candidate is better than the champion on average over modes, and in none worse by a margin."""
+    level, metric = look.level, protocol.superior
+    share = task.metrics[metric]
+    change, p = (isinstance(share, Share) and gain(share, candidate, champion)) or (None, 1.0)
+    if change is None:
+        sentence = f"{metric} could not be measured against {CHAMPION}; it must be better"
+    else:
+        sentence = (
+            f"{metric} changes by {change.value:+.4g} against {CHAMPION} on the same cases, averaged over "
+            f"{' and '.join(candidate)}, one-sided p = {p:.4g}; look {look.number} of {look.most} at this exam may "
+            f"spend {level:.4g}, so p must be at most that"
+        )
+    limit = f"better than {CHAMPION}, p at most {level:.4g}"
+    yield Finding.of(metric, BOTH_MODES, limit, change, passed=p <= level, sentence=sentence)
+    for metric, margin in protocol.not_worse.items():
+        for mode, mine in candidate.items():
+            sign = -1 if task.metrics[metric].worse == "higher" else 1
+            change = paired_change(task.metrics[metric], metric, mine, champion[mode], 1 - 2 * level)
+            worst = None if change is None else sign * (change.low if sign > 0 else change.high)
+            sentence = (
+                f"{metric} ({mode}) may be worse than {CHAMPION} by "
+                f"{'an unknown amount' if worst is None else format(max(0.0, -worst), '.4g')} on the same cases, with "
+                f"an error of {level:.4g}; the plan asks for less than {margin:g}"
+            )
+            limit = f"worse than {CHAMPION} by less than {margin:g}, at {level:.4g}"
+            passed = worst is not None and worst > -margin
+            yield Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)
 
 
 def _verdicts(kind: Share | Statistic | None, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:

@@ -25,9 +25,8 @@ from clinrl.config.base import Scale, unless
 from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
-from clinrl.release.budget import Look, Spent
-from clinrl.release.form import BOTH_MODES, Finding, FormRow, form, paired_change, value_of
-from clinrl.release.superiority import CHAMPION, compare
+from clinrl.release.budget import Look
+from clinrl.release.form import BOTH_MODES, CHAMPION, Finding, FormRow, compare, form, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict
@@ -54,7 +53,7 @@ class Decision(Strict):
     """Why not, a sentence a broken limit; or one sentence that all limits hold."""
     rows: tuple[FormRow, ...]
     """What the person who is asked sees: the candidate, its rivals and every simple policy, mode by mode."""
-    budget: Spent | None = Field(default=None, exclude_if=unless(None))
+    budget: Look | None = Field(default=None, exclude_if=unless(None))
     """What it spent of the exam's error budget; None without a champion or a change plan, and in older decisions."""
 
     @property
@@ -117,7 +116,6 @@ def decide(
     findings += compare(task, protocol, look, candidate, rivals[CHAMPION]) if protocol and look else ()
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
-    left = look.left(passed=not broken) if look else 0.0
     return Decision(
         model=model,
         task=task.name,
@@ -131,7 +129,7 @@ def decide(
         promote=not broken,
         reasons=broken or (f"all {len(findings)} limits hold on {len(first.golds)} cases; {against}",),
         rows=tuple(form(task, candidate, rivals, policies)),
-        budget=Spent(**look.model_dump(), left_after=left) if look else None,
+        budget=look and look.model_copy(update={"left_after": look.left(passed=not broken)}),
     )
 
 
@@ -182,7 +180,6 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
 def _findings(
     task: Task, metric: str, limit: Limit, scale: Scale, candidate: ByMode, rivals: Mapping[str, ByMode]
 ) -> Iterator[Finding]:
-    """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
     yield from bounds(metric, limit, scale, _values(task, metric, candidate))
     for name, rival in rivals.items():
         for sign, allowed in ((1, limit.may_rise), (-1, limit.may_fall)):
@@ -217,13 +214,11 @@ def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[
     mine, theirs = _values(task, metric, candidate), _values(task, metric, rival)
     changes: dict[str, Estimate | None] = {}
     for mode, a in mine.items():
-        b = theirs[mode]
-        changes[mode] = _point(a.value - b.value, a.n) if a is not None and b is not None else None
+        b, changes[mode] = theirs[mode], None
+        if a is not None and b is not None:
+            change = a.value - b.value
+            changes[mode] = Estimate(value=round(change, 6) + 0.0, low=change, high=change, n=a.n)
     return changes
-
-
-def _point(value: float, n: int) -> Estimate:
-    return Estimate(value=round(value, 6) + 0.0, low=value, high=value, n=n)
 
 
 def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", "max"], allowed: float) -> Finding:

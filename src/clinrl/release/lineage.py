@@ -7,22 +7,22 @@ same thing they must agree. Nothing is rebuilt and no model is loaded.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from clinrl import artifacts, paths
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import is_import, read_cases
-from clinrl.errors import ArtefactError, Refused, RegistryError, Unregistered
+from clinrl.errors import ArtefactError, Refused, Unregistered
 from clinrl.evaluation import error_analysis
 from clinrl.evaluation.evaluate import check_apart
 from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release.moves import approver_of, check_folded, check_turn, check_unspent, recorded_champion
+from clinrl.release.moves import check_approved, check_turn, recorded_champion
 from clinrl.types import Manifest, Strict
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
@@ -30,12 +30,12 @@ State = Literal["holds", "broken", "absent", "unrecorded", "open"]
 is nothing to hold yet, as the approver of a version that nobody promoted."""
 
 
-class Absent(Refused):
-    """What a link is about is not here: names it, and what brings it."""
+class Unheld(Refused):
+    """Why there is nothing to hold a link against, with the state in which that leaves it."""
 
-
-class Unrecorded(Refused):
-    """What a link is about was never recorded: names it."""
+    def __init__(self, state: State, sentence: str) -> None:
+        super().__init__(sentence)
+        self.state = state
 
 
 class Link(Strict):
@@ -58,96 +58,90 @@ def walk(params: Params, name: str) -> list[Link]:
     A broken link is a `Link`, never an exception.
     """
     before = dict.fromkeys(version for part in params.parts(name) for version in reversed(params.lineage(part)))
-    recorded = _read_lock()
-    links = [link for made in dict.fromkeys([name, *before]) for link in _links_of(params, made, recorded)]
+    links = [link for made in dict.fromkeys([name, *before]) for link in _links_of(params, made)]
     return [*links, *_release_links(params, name)]
 
 
-def _read_lock() -> "lock.Lock | ArtefactError":
-    try:
-        return lock.read()
-    except ArtefactError as error:
-        return error
-
-
-def _links_of(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
-    """The links of one version, or of one merge, without those of its parents."""
+def _links_of(params: Params, name: str) -> Iterator[Link]:
     model = params.model(name)
-    task, folder = model.task.name, model.folder
-    manifest: Manifest | None = None
-
-    def files() -> tuple[str, str]:
-        nonlocal manifest
-        if not folder.exists():
-            stage = lock.exam_stage(params, name)
-            raise Absent(
-                f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {stage}`, which makes it"
-            )
-        manifest = artifacts.verified(folder)
-        return artifacts.identity(
-            manifest
-        ), f"{len(manifest.files)} files of {folder} are what they were when it was made"
-
-    yield _link(name, "files", files)
-    if manifest is None:  # nothing else can be said of it
+    files = _link(name, "files", _check_files, params, model)
+    yield files
+    if files.state != "holds":  # nothing else can be said of it
         return
-    made = manifest
-    base = paths.base(task)
+    made, base = artifacts.read_manifest(model.folder), paths.base(model.task.name)
     if name in params.versions:
         block = params.versions[name]
         start = f"starts from the weights of {block.parent}"
-        yield _link(name, "parent", lambda: _check_same(made, "parent", paths.adapter(block.parent), start))
-        if block.parent == f"{task}-base":
-            yield _link(name, "base", lambda: (_check_same(made, "base", base, "")[0], _base_says(task)))
+        yield _link(name, "parent", _check_same, made, "parent", paths.adapter(block.parent), start)
+        if block.parent == f"{model.task.name}-base":
+            yield _link(name, "base", _check_base, made, base)
         else:
-            yield _link(name, "base", lambda: _check_same(made, "base", base, f"was trained on {base}"))
-        yield _link(name, "data", lambda: _check_data(made, block.data, "train"))
+            yield _link(name, "base", _check_same, made, "base", base, f"was trained on {base}")
+        yield _link(name, "data", _check_data, made, block.data)
     else:
         for part in params.parts(name):
-            yield _link(name, "parent", partial(_check_same, made, part, paths.adapter(part), f"is made of {part}"))
-        yield _link(name, "base", lambda: _check_same(made, "base", base, f"is a model on {base}"))
-    yield _link(name, "exam", lambda: _check_exam(params, model, artifacts.identity(made)))
+            yield _link(name, "parent", _check_same, made, part, paths.adapter(part), f"is made of {part}")
+        yield _link(name, "base", _check_same, made, "base", base, f"is a model on {base}")
+    yield _link(name, "exam", _check_exam, params, model, artifacts.identity(made))
     if name in params.mining:
-        mined: State = "holds" if paths.mine_report(name).exists() else "open"
-        yield _link(name, "mining", lambda: _check_mined(params, name), mined)
-    yield _link(name, "lock", lambda: _check_lock(params, name, recorded))
-    yield _link(name, "provenance", lambda: _check_provenance(params, name, recorded))
-    yield _registry_link(params, name, made)
+        yield _link(name, "mining", _check_mined, params, name)
+    yield _link(name, "lock", _check_lock, params, name)
+    yield _link(name, "provenance", _check_provenance, params, name)
+    yield _link(name, "registry", _check_registered, params, name, made)
 
 
-def _check_lock(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> tuple[str, str]:
+def _check_files(params: Params, model: Model) -> tuple[str, str]:
+    folder = model.folder
+    if not folder.exists():
+        stage = lock.exam_stage(params, model.name)
+        raise Unheld(
+            "absent", f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {stage}`, which makes it"
+        )
+    manifest = artifacts.verified(folder)
+    says = f"{len(manifest.files)} files of {folder} are what they were when it was made"
+    return artifacts.identity(manifest), says
+
+
+def _check_lock(params: Params, name: str) -> tuple[str, str]:
     """That all of a version that is here is what dvc.lock records, made of what it records.
 
     What other versions made is theirs to answer for.
     """
-    if isinstance(recorded, ArtefactError):
-        raise Unrecorded(str(recorded))
+    try:
+        recorded = lock.read()
+    except ArtefactError as error:
+        raise Unheld("unrecorded", str(error)) from None
     others = {*params.versions, *params.merges.all} - {name}
     every = lock.facts(recorded, lock.exam_stage(params, name))
     facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
     found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
-    for state, refusal in (("altered", Refused), ("unrecorded", Unrecorded), ("absent", Absent)):
+    if "altered" in found:
+        raise Refused(found["altered"].sentence)
+    for state in ("unrecorded", "absent"):
         if state in found:
-            raise refusal(found[state].sentence)
+            raise Unheld(state, found[state].sentence)
     digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
     return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
 
 
-def _check_provenance(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> tuple[str, str]:
+def _check_provenance(params: Params, name: str) -> tuple[str, str]:
     """That who ran the stages of a version signed what they made of what. What came from a cache may lack it."""
-    stages = [] if isinstance(recorded, ArtefactError) else lock.ancestors(recorded, lock.exam_stage(params, name))
+    stages: list[str] = []
+    with suppress(ArtefactError):  # which `_check_lock` says
+        stages = lock.ancestors(lock.read(), lock.exam_stage(params, name))
     own = [stage for stage in stages if stage.partition("@")[2] == name]
     found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
     missing = [stage for stage in own if stage not in found]
     if missing or not own:
-        raise Unrecorded(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
+        what = ", ".join(missing) or name
+        raise Unheld("unrecorded", f"nobody here signed what {what} made; `dvc repro --force` would")
     return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
 
 
 def _check_same(manifest: Manifest, what: str, folder: Path, sentence: str) -> tuple[str, str]:
     """The digest that a manifest names for an input, which must be that of the folder. Raises Refused if not."""
     if not folder.exists():
-        raise Absent(f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
+        raise Unheld("absent", f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
     named, found = manifest.inputs[what], artifacts.identity(artifacts.verified(folder))
     if named != found:
         raise Refused(
@@ -157,21 +151,23 @@ def _check_same(manifest: Manifest, what: str, folder: Path, sentence: str) -> t
     return found, sentence
 
 
-def _base_says(task: str) -> str:
-    if named := bases.reference(paths.base(task)):
-        return f"was trained on {named['repo']} at commit {named['commit']}"
-    return f"was trained on {paths.base(task)}, which is built here; `clinrl verify base@{task}` rebuilds it"
+def _check_base(manifest: Manifest, base: Path) -> tuple[str, str]:
+    found, _ = _check_same(manifest, "base", base, "")
+    if named := bases.reference(base):
+        return found, f"was trained on {named['repo']} at commit {named['commit']}"
+    rebuilds = f"`clinrl verify base@{base.name}` rebuilds it"
+    return found, f"was trained on {base}, which is built here; {rebuilds}"
 
 
-def _check_data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
+def _check_data(manifest: Manifest, data: str) -> tuple[str, str]:
     found, _ = _check_same(manifest, "data", paths.cases(data), "")
     proof = paths.data_proof(data)
     stage = "validate-import" if is_import(paths.cases(data)) else "validate"
     if not proof.exists() or json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"] != found:
         raise Refused(f"{proof} is not the proof of {data} as it is now; run `dvc repro {stage}@{data}`")
     pool = artifacts.read_manifest(paths.cases(data)).spec["use"]
-    if pool != use:
-        raise Refused(f"{data} is drawn from the {pool} pool, but {manifest.name} trained on it; it must be {use} data")
+    if pool != "train":
+        raise Refused(f"{data} is drawn from the {pool} pool, but {manifest.name} trained on it; it must be train data")
     return found, f"was trained on {data}, drawn from the {pool} pool and validated"
 
 
@@ -179,7 +175,8 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
     name, exam = model.name, model.exam
     for folder in (paths.graded(name), paths.cases(exam)):
         if not folder.exists():
-            raise Absent(f"{folder} is not here; run `dvc checkout`, or `dvc repro {lock.exam_stage(params, name)}`")
+            stage = lock.exam_stage(params, name)
+            raise Unheld("absent", f"{folder} is not here; run `dvc checkout`, or `dvc repro {stage}`")
     graded = artifacts.verified(paths.graded(name))
     found = artifacts.identity(artifacts.read_manifest(paths.cases(exam)))
     if graded.inputs["adapter"] != adapter:
@@ -198,42 +195,27 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
 
 
 def _check_mined(params: Params, name: str) -> tuple[str, str]:
-    """That a version's errors were mined on cases of the mine pool, and on no exam."""
     data = params.mining[name].data
     if not paths.mine_report(name).exists():
-        return "", "has no mined errors yet"
+        raise Unheld("open", "has no mined errors yet")
     if not paths.cases(data).exists():
-        raise Absent(f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
+        raise Unheld("absent", f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
     found = error_analysis.read_report(params, name).data_digest
     return found, f"had its errors mined on {data}, drawn from the mine pool and no exam"
 
 
-def _registry_link(params: Params, name: str, manifest: Manifest) -> Link:
+def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[str, str]:
     """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
     model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
         entry = versions.find(model, name, digest=digest)
     except Unregistered as error:
-        why = str(error)
-        return _link(name, "registry", lambda: _check_unregistered(params, model, name, digest, why), "open")
-    except RegistryError as error:  # it cannot be asked, which says nothing of what it holds
-        return Link(version=name, link="registry", state="broken", digest="", says=str(error))
-    return _link(name, "registry", lambda: _check_registered(params, name, entry, manifest))
-
-
-def _check_unregistered(params: Params, model: str, name: str, digest: str, why: str) -> tuple[str, str]:
-    """Why the registry lacks a version. Raises Refused if the audit log tells of it: then it was lost there."""
-    lines = audit_log.lines(params)
-    if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
-        return "", f"is not registered; `clinrl register {name}` does it ({why})"
-    again = f"`clinrl register {name}`"
-    if recorded_champion(model, lines) == digest:
-        again += f", then `clinrl promote {name}`, since the audit log says that it is champion"
-    raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {again}")
-
-
-def _check_registered(params: Params, name: str, entry: "versions.Entry", manifest: Manifest) -> tuple[str, str]:
-    digest = artifacts.identity(manifest)
+        lines, register = audit_log.lines(params), f"`clinrl register {name}`"
+        if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
+            raise Unheld("open", f"is not registered; {register} does it ({error})") from None
+        if recorded_champion(model, lines) == digest:
+            register += f", then `clinrl promote {name}`, since the audit log says that it is champion"
+        raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {register}") from None
     if entry.digest != digest:
         raise Refused(
             f"the {name} in the registry is another model ({entry.digest[:12]}); run `clinrl register {name}`"
@@ -247,7 +229,6 @@ def _check_registered(params: Params, name: str, entry: "versions.Entry", manife
 
 
 def _release_links(params: Params, name: str) -> Iterator[Link]:
-    """The gate and the approver of the version itself, from the audit log and the registry's tags."""
     model, folder = params.model(name).registered, params.model(name).folder
     try:
         lines = audit_log.lines(params)
@@ -261,19 +242,15 @@ def _release_links(params: Params, name: str) -> Iterator[Link]:
         is_here = (folder / artifacts.MANIFEST).exists()
         yield Link(version=name, link="gate", state="broken" if is_here else "absent", digest="", says=str(refused))
         return
-    decisions = [line for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
+    decisions = [line.body for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
     if not decisions:
-        yield _link(name, "gate", lambda: _check_undecided(model, name, digest), "open")
+        yield _link(name, "gate", _check_undecided, model, name, digest)
         return
-    yield _link(name, "gate", lambda: _check_decided(model, name, decisions))
-    promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
-    if not promotions:
-        yield _link(name, "approver", lambda: _check_unpromoted(model, name, digest, lines), "open")
-        return
-    yield _link(name, "approver", lambda: _check_approved(params, name, promotions[-1], lines))
+    yield _link(name, "gate", _check_decided, model, name, digest, decisions)
+    yield _link(name, "approver", _check_approved, params, name, digest, lines)
 
 
-def _check_undecided(model: str, name: str, digest: str) -> tuple[str, str]:
+def _check_undecided(model: str, name: str, digest: str) -> NoReturn:
     champion = versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == digest:
         raise Refused(
@@ -286,13 +263,12 @@ def _check_undecided(model: str, name: str, digest: str) -> tuple[str, str]:
             f"the registry knows of a decision on {name}, and {paths.audit_log()} does not; merge the branch of the "
             f"retraining that decided, restore the file from git, or run `clinrl decide {name}`"
         )
-    return "", "was never decided upon"
+    raise Unheld("open", "was never decided upon")
 
 
-def _check_decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) -> tuple[str, str]:
-    entry = versions.find(model, name, digest=decisions[-1].body["candidate_digest"])
-    known = {artifacts.digest(line.body): line.body for line in decisions}
-    digest = entry.tags.get("decision", "")
+def _check_decided(model: str, name: str, adapter: str, decisions: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    known = {artifacts.digest(body): body for body in decisions}
+    digest = versions.find(model, name, digest=adapter).tags.get("decision", "")
     if digest not in known:
         raise Refused(f"the registry's tag decision of {name} is none of the audit log's; run `clinrl decide {name}`")
     body = known[digest]
@@ -310,14 +286,14 @@ def _check_decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) 
     return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {', '.join(numbers)}"
 
 
-def _check_unpromoted(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:
-    _check_champion(model, name, digest, lines)
-    return "", "was never promoted"
-
-
-def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> "versions.Entry":
-    """The registered version, which must be champion exactly if the audit log says so. Raises Refused."""
+def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:
+    """That whoever may approve signed the last promotion of a version, which is champion if the audit log says so."""
+    model = params.model(name).registered
     entry = versions.find(model, name, digest=digest)
+    promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
+    promotion = promotions[-1] if promotions else None
+    if promotion is not None:
+        check_approved(params, entry, promotion, lines)
     is_named, is_recorded = versions.CHAMPION in entry.aliases, recorded_champion(model, lines) == digest
     if is_named != is_recorded:
         raise Refused(
@@ -326,35 +302,25 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_lo
         )
     if is_recorded:
         check_turn(model, lines)
-    return entry
+    if promotion is None:
+        raise Unheld("open", "was never promoted")
+    tagged, approver = entry.tags.get("approver"), promotion.body["approver"]
+    if tagged != approver:
+        raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit log {approver!r}")
+    return promotion.digest, f"was approved by {approver} at {promotion.at}"
 
 
-def _check_approved(
-    params: Params, name: str, promotion: audit_log.Entry, lines: Sequence[audit_log.Entry]
-) -> tuple[str, str]:
-    model, body = params.model(name).registered, promotion.body
-    decisions = [line.body for line in lines if line.kind == "decision" and line.body["promote"]]
-    passed = {artifacts.digest(made) for made in decisions if made["candidate_digest"] == body["digest"]}
-    if body["decision"] not in passed:
-        raise Refused(f"{name} was promoted on a decision that the audit log does not have as passed")
-    if body["approved"] != body["decision"]:  # that of the version, of which a full model is made
-        entry = versions.find(model, name, digest=body["digest"])
-        check_folded(params, entry, body["approved"], lines)
-        check_unspent(entry, body["approved"], lines[: lines.index(promotion) + 1])
-    if approver_of(params, promotion) != body["approver"]:
-        raise Refused(f"the audit log names {body['approver']!r} as approver of {name}, and somebody else signed")
-    tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")
-    if tagged != body["approver"]:
-        raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit log {body['approver']!r}")
-    return promotion.digest, f"was approved by {body['approver']} at {promotion.at}"
-
-
-def _link(version: str, link: str, check: Callable[[], tuple[str, str]], state: State = "holds") -> Link:
+def _link(version: str, link: str, check: Callable[..., tuple[str, str]], *about: Any) -> Link:
+    """A link by what its check says of it: a digest and a sentence, or why it does not hold."""
+    state: State = "broken"
+    digest = ""
     try:
-        digest, sentence = check()
-    except (Absent, Unrecorded) as missing:
-        state, digest, sentence = "absent" if isinstance(missing, Absent) else "unrecorded", "", str(missing)
-    except (Refused, KeyError, ValueError) as error:
-        state, digest = "broken", ""
-        sentence = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
+        digest, sentence = check(*about)
+        state = "holds"
+    except Unheld as unheld:
+        state, sentence = unheld.state, str(unheld)
+    except Refused as refused:
+        sentence = str(refused)
+    except (KeyError, ValueError) as error:
+        sentence = f"the record is malformed: {error!r}"
     return Link(version=version, link=link, state=state, digest=digest, says=sentence)

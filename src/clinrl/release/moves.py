@@ -72,6 +72,23 @@ def check_folded(params: Params, fold: Entry, approved: str, lines: Sequence[aud
         )
 
 
+def check_approved(params: Params, entry: Entry, move: audit_log.Entry, lines: Sequence[audit_log.Entry]) -> None:
+    """Refuse a move of the champion's name to a version that no passed decision and no approver stand behind.
+
+    Raises GateError, SignatureError if nobody who may approve signed, or as `check_folded`.
+    """
+    body, log = move.body, paths.audit_log()
+    if move.kind != "rollback":
+        made = decision_of(body["decision"], lines)
+        if made is None or not made["promote"] or made["candidate_digest"] != body["digest"]:
+            raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
+        if (about := body["approved"]) != body["decision"]:  # that on the version, of which a full model is made
+            check_folded(params, entry, about, lines)
+            check_unspent(entry, about, lines[: lines.index(move) + 1])
+    if approver_of(params, move) != body["approver"]:
+        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
+
+
 def check_unspent(fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) -> None:
     """Refuse a full model that was champion on the approval of its version before, and was champion no more after it.
 

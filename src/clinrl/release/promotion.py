@@ -203,7 +203,6 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
 
 
 def _registered(model: str, recorded: str) -> Entry:
-    """The version that was champion by the audit log, with this digest. Raises GateError if the registry lost it."""
     if (found := versions.by_digest(model, recorded)) is None:
         raise GateError(f"{model} has lost the version that was champion by {paths.audit_log()}; register it again")
     return found

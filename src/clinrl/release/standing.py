@@ -11,39 +11,28 @@ from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
-from clinrl.release.moves import (
-    approver_of,
-    check_folded,
-    check_turn,
-    check_unspent,
-    decision_of,
-    moves,
-    recorded_champion,
-)
+from clinrl.release.moves import check_approved, check_turn, moves, recorded_champion
 from clinrl.tracking.mlflow_store import connect
 
 
 def check_unchanged(params: Params, name: str) -> None:
     """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
-    now = load_params()
-    what: list[tuple[str, Any, Any]] = [("scale", params.scale, now.scale), ("modes", params.modes, now.modes)]
-    merges, merges_now = params.merges.all, now.merges.all
-    what.append((f"merges: {name}", merges.get(name), merges_now.get(name)))
-    for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
-        spec, spec_now = params.versions[version], now.versions.get(version)
-        what += [
-            (f"versions.{version}", _recorded(spec), _recorded(spec_now)),
-            (f"profiles.{spec.profile}", params.profiles[spec.profile], now.profiles.get(spec.profile)),
-            (f"bases.{spec.task}", params.bases[spec.task], now.bases.get(spec.task)),
-            (f"gates.{spec.task}", params.gates.get(spec.task), now.gates.get(spec.task)),
-            (f"plans.{spec.task}", params.plans.get(spec.task), now.plans.get(spec.task)),
-            *(
-                (f"data set {data}", _recorded(params.data_spec(data)), _recorded(now.all_data.get(data)))
-                for data in (spec.data, spec.exam)
-            ),
-        ]
-    for key, before, after in what:
-        if before != after:
+
+    def says(of: Params) -> dict[str, Any]:
+        found: dict[str, Any] = {"scale": of.scale, "modes": of.modes, f"merges: {name}": of.merges.all.get(name)}
+        for version in (before for part in params.parts(name) for before in params.lineage(part)):
+            spec = params.versions[version]
+            found[f"versions.{version}"] = _recorded(of.versions.get(version))
+            found[f"profiles.{spec.profile}"] = of.profiles.get(spec.profile)
+            for section in ("bases", "gates", "plans"):
+                found[f"{section}.{spec.task}"] = getattr(of, section).get(spec.task)
+            for data in (spec.data, spec.exam):
+                found[f"data set {data}"] = _recorded(of.all_data.get(data))
+        return found
+
+    now = says(load_params())
+    for key, before in says(params).items():
+        if before != now[key]:
             raise ParamsError(
                 f"params.yaml was edited while this ran: {key} is another now, so {name} is not released; "
                 "the same command starts with what it says now"
@@ -90,7 +79,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
     An alias is a name that whoever can write to the registry may move. Raises GateError, SignatureError if nobody who
     may approve signed, or as `audit_log.read` and `versions.made_of`.
     """
-    log, lines = paths.audit_log(), audit_log.lines(params)
+    lines = audit_log.lines(params)
     if alias == versions.CANDIDATE:
         decisions = [line.body for line in lines if line.kind == "decision"]
         last = next((body for body in reversed(decisions) if body["candidate_digest"] == entry.digest), None)
@@ -103,20 +92,11 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
         return
     if recorded_champion(entry.model, lines) != entry.digest:
         raise GateError(
-            f"{entry.name} is the champion of {entry.model} by name only: {log} knows of no approval that made it so"
+            f"{entry.name} is the champion of {entry.model} by name only: {paths.audit_log()} knows of no approval "
+            "that made it so"
         )
     check_turn(entry.model, lines)
-    turn = moves(entry.model, lines)[-1]
-    body = turn.body
-    if approver_of(params, turn) != body["approver"]:
-        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
-    if turn.kind != "rollback":
-        made = decision_of(body["decision"], lines)
-        if made is None or not made["promote"] or made["candidate_digest"] != entry.digest:
-            raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
-        if (about := body["approved"]) != body["decision"]:  # that on the version, of which a full model is made
-            check_folded(params, entry, about, lines)
-            check_unspent(entry, about, lines)
+    check_approved(params, entry, moves(entry.model, lines)[-1], lines)
 
 
 def outcome(params: Params, name: str) -> str | None:

@@ -102,9 +102,11 @@ class Local:
         """Let a version go that nobody asks any more."""
         self._between(lambda: self._close(digest))
 
-    def submit(self, job: Job) -> None:
-        """Have a prompt written."""
-        self._add(job)
+    def submit(self, what: Job | Callable[[], None]) -> None:
+        """Have a prompt written, or something done between two batches."""
+        with self._changed:
+            self._todo.append(what)
+            self._changed.notify()
 
     def room(self, sampler: Sampler) -> int | None:
         """Tokens that prompt and completion may have together; None: any number."""
@@ -114,13 +116,7 @@ class Local:
         """Whether nothing but failures came of the last FAILURES batches of a version, and no other has answered."""
         return self._failures[digest] >= FAILURES
 
-    def _add(self, what: Job | Callable[[], None]) -> None:
-        with self._changed:
-            self._todo.append(what)
-            self._changed.notify()
-
     def _between(self, call: Callable[[], T]) -> T:
-        """Do something between two batches, and wait until it is done."""
         done = Future[T]()
 
         def run() -> None:
@@ -129,7 +125,7 @@ class Local:
             except Exception as error:  # noqa: BLE001  whoever waits for it gets it
                 done.set_exception(error)
 
-        self._add(run)
+        self.submit(run)
         return done.result()
 
     def _keep(self, digest: str, sampler: Sampler) -> Sampler:

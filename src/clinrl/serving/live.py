@@ -60,7 +60,8 @@ class Live:
     def __init__(self, params: Params, model: str, backend: Backend, keep_s: float, source: Path | None = None) -> None:
         """`keep_s`: seconds for which a version that lost its names may still be asked for. `source`: params.yaml, to
         be read again when it changes; None: `params` stay."""
-        self._params, self._model, self._backend, self._keep_s = params, model, backend, keep_s
+        self.params = params
+        self._model, self._backend, self._keep_s = model, backend, keep_s
         self._held: dict[str, Version] = {}
         """By alias."""
         self._open: dict[str, Version] = {}
@@ -70,13 +71,13 @@ class Live:
         self._has_ended = False
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
-        self._source, self._read = source, _State()
-        self._intact: dict[str, tuple[object, SignatureError | None]] = {}
-        """Under which keys a registered folder was last read, by digest, and what was wrong with it."""
-        self._allowed: dict[str, tuple[object, ...]] = {}
-        """What was said of a version when it was last allowed, by alias."""
-        self._recorded: tuple[object, str | None] = None, None
-        """The champion by the audit log, its digest, and the file and the keys by which it was read."""
+        self._source, self._read, self._trusted, self._log = source, _State(), _State(), _State()
+        self._intact: dict[str, SignatureError | None] = {}
+        """What was wrong with a registered folder when it was last read under the keys that count, by digest."""
+        self._allowed: dict[str, object] = {}
+        """The versions that may be asked by what the audit log says and the keys that count, by alias."""
+        self._recorded: str | None = None
+        """The digest of the champion by the audit log."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
         """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
@@ -85,7 +86,7 @@ class Live:
 
     def renew(self) -> None:
         """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
-        self._read_params()
+        self._read_records()
         for alias in ALIASES:
             try:
                 entry = self._holder(alias)
@@ -117,16 +118,27 @@ class Live:
         for place in self._places.copy():
             shutil.rmtree(place, ignore_errors=True)
 
-    def _read_params(self) -> None:
-        """Take over approvers of a params.yaml that was changed: one may have been struck off the list."""
-        if self._source is None or (state := _state_of(*files_with(self._source))) == self._read:
-            return
-        self._read = state  # of a broken one too: it is not read again before it changes
-        try:
-            self._params = load_params(self._source)
-            self._reported.pop("params", None)
-        except Refused as error:
-            self._say("params", f"params.yaml is not read again: {error}")
+    def _read_records(self) -> None:
+        """Read params.yaml, the keys and the audit log again if they changed; what followed from them is asked anew.
+
+        An approver may have been struck off the list, or a key removed.
+        """
+        read = _state_of(*files_with(self._source)) if self._source else _State()
+        if self._source and read != self._read:  # of a broken one too: it is not read again before it changes
+            try:
+                self.params = load_params(self._source)
+                self._reported.pop("params", None)
+            except Refused as error:
+                self._say("params", f"params.yaml is not read again: {error}")
+        trusted, log = _state_of(PUBLIC, *sorted(TRUSTED.glob("*.pub"))), _state_of(paths.audit_log())
+        if (read, trusted) != (self._read, self._trusted):
+            self._intact.clear()
+        if (read, trusted, log) != (self._read, self._trusted, self._log):
+            self._allowed.clear()
+            self._recorded = None
+            with suppress(Refused, OSError):  # which `check_servable` says
+                self._recorded = recorded_champion(self._model, audit_log.lines(self.params))
+        self._read, self._trusted, self._log = read, trusted, log
 
     def _holder(self, alias: str) -> versions.Entry | None:
         """Who is to be asked by an alias. As champion, whom the audit log knows as champion.
@@ -136,31 +148,23 @@ class Live:
         entry = versions.holder(self._model, alias)
         if alias != versions.CHAMPION or entry is None:
             return entry
-        state = _state_of(paths.audit_log()), self._trusted()
-        if self._recorded[0] != state:
-            self._recorded = state, None
-            with suppress(Refused):  # which `check_servable` says
-                self._recorded = state, recorded_champion(self._model, audit_log.lines(self._params))
-        if (recorded := self._recorded[1]) in (None, entry.digest):
+        if self._recorded in (None, entry.digest):
             self._reported.pop("recorded", None)
             return entry
         self._say("recorded", f"{entry.name} is {self._model}@{alias} in the registry, and not in {paths.audit_log()}")
-        return versions.by_digest(self._model, str(recorded)) or entry
-
-    def _trusted(self) -> object:
-        """Changes with the keys that count."""
-        return self._read, _state_of(PUBLIC, *sorted(TRUSTED.glob("*.pub")))
+        return versions.by_digest(self._model, self._recorded) or entry
 
     def _check(self, alias: str, entry: versions.Entry) -> None:
         """Refuse what may not be served, if the audit log or the registry says anything new, or other keys count.
 
-        Raises GateError, and SignatureError where nobody signed whose key counts still.
+        What is open is read once under the same keys, since it may be many gigabytes. Raises GateError, and
+        SignatureError where nobody signed whose key counts still.
         """
-        state = entry.digest, sorted(entry.tags.items()), _state_of(paths.audit_log()), self._trusted()
+        state = entry.digest, entry.tags
         if self._allowed.get(alias) == state:
             return
         try:
-            check_servable(self._params, entry, alias)
+            check_servable(self.params, entry, alias)
             if entry.digest in self._open:
                 self._check_intact(entry)
         except (GateError, SignatureError):
@@ -170,16 +174,13 @@ class Live:
         self._allowed[alias] = state
 
     def _check_intact(self, entry: versions.Entry) -> None:
-        """Look once, whenever other keys count, whether one of them signed what is open: it may be many gigabytes."""
-        trusted = self._trusted()
-        if entry.digest not in self._intact or self._intact[entry.digest][0] != trusted:
-            fault = None
+        if entry.digest not in self._intact:
+            self._intact[entry.digest] = None
             try:
-                versions.check_intact(self._params, entry)
+                versions.check_intact(self.params, entry)
             except SignatureError as error:
-                fault = error
-            self._intact[entry.digest] = trusted, fault
-        if fault := self._intact[entry.digest][1]:
+                self._intact[entry.digest] = error
+        if fault := self._intact[entry.digest]:
             raise fault
 
     def _is_news(self, alias: str, digest: str) -> bool:
@@ -191,8 +192,8 @@ class Live:
             place, started = Path(mkdtemp(prefix="clinrl-")), time.monotonic()
             self._places.add(place)
             try:
-                folder = versions.bring(self._params, entry, place)
-                self._intact[entry.digest] = self._trusted(), None
+                folder = versions.bring(self.params, entry, place)
+                self._intact[entry.digest] = None
                 served = read(folder)
                 # The tag in the registry may be removed by whoever writes there; this was signed.
                 if waiver := read_manifest(folder / served.form).spec.get("waiver"):
@@ -216,7 +217,8 @@ class Live:
         self._lost = {digest: self._lost.get(digest, now) for digest in self._open if digest not in named}
         for digest in [digest for digest, at in self._lost.items() if now - at > self._keep_s]:
             version = self._open.pop(digest)  # first: what is closed by half may not be used again
-            del self._lost[digest], self._intact[digest]
+            del self._lost[digest]
+            self._intact.pop(digest, None)
             try:
                 self._backend.close(digest)
             except Refused as error:

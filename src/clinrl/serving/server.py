@@ -117,7 +117,6 @@ class Service:
                     echo(f"chat {status or 'dropped'} {says} s={took}")
 
     async def _health(self, _: Request) -> Response:
-        """Whether to send requests here."""
         status = "draining" if self.is_draining else "ok" if self._live.names else "nothing is served"
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
@@ -169,7 +168,6 @@ class Service:
         return JSONResponse(answer.whole(turn, written.stop, written.tokens))
 
     def _note(self, ident: str, ask: Ask, version: Version, turn: Message) -> None:
-        """Have an answer counted, if anything is."""
         if self._watch is not None:
             seen = Seen(ident, ask, version, version.mode(ask.thinking) or "", turn)
             self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)
@@ -300,7 +298,7 @@ def stage(
     with listen(host, port) as listening:
         backend = Remote(task.name, machine.vllm) if machine.sampler == "vllm" else Local(params.scale, at_once)
         live = Live(params, name, backend, 2 * bounds.request_s, source)
-        watch, stopping = Watch(params, name, live, backend, shadow, source=source), threading.Event()
+        watch, stopping = Watch(name, live, backend, shadow), threading.Event()
         registry = threading.Thread(target=_follow, args=(live, stopping), name="registry", daemon=True)
         try:
             live.renew()

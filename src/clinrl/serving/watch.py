@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clinrl.analysis.exam import column
-from clinrl.config.params import load_params
 from clinrl.errors import Refused, echo
 from clinrl.models.chat import Completion, read_turn
 from clinrl.serving.backends import Backend, Dropped, Job
@@ -27,9 +24,6 @@ from clinrl.types import Message, transcript_of
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts, Reader
 from clinrl.watching.standing import settings_of
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 LEAST = 20
 """Requests that are written down together, at least: no count is about one alone. Fewer are lost at the end."""
@@ -64,19 +58,10 @@ class Seen:
 class Watch:
     """Counts of one registered model."""
 
-    def __init__(
-        self,
-        params: "Params",
-        model: str,
-        live: Live,
-        backend: Backend,
-        shadow: float,
-        least: int = LEAST,
-        source: Path = Path("params.yaml"),
-    ) -> None:
-        """`shadow`: the share of the champion's requests, 0 to 1, that the candidate is asked too. `source`: the file
-        of the parameters, which is read anew for each version."""
-        self._params, self._model, self._live, self._backend = params, model, live, backend
+    def __init__(self, model: str, live: Live, backend: Backend, shadow: float, least: int = LEAST) -> None:
+        """`shadow`: the share of the champion's requests, 0 to 1, that the candidate is asked too. `least`: requests
+        that are written down together."""
+        self._model, self._live, self._backend = model, live, backend
         self._shadow, self._least = shadow, least
         self._counts: dict[str, Counts] = {}
         self._answers: dict[str, dict[str, tuple[str, str]]] = {}
@@ -84,7 +69,7 @@ class Watch:
         self._job: Job | None = None
         self._shadows: asyncio.Queue[Seen] = asyncio.Queue(WAITING // 8)
         self._following: asyncio.Task[None] | None = None
-        self._source, self._readers, self._told = source, dict[str, Reader](), set[str]()
+        self._readers, self._told = dict[str, Reader](), set[str]()
         self._again = dict[str, float]()
         self._thread = threading.Thread(target=self._work, name="counts", daemon=True)
         self._thread.start()
@@ -179,12 +164,11 @@ class Watch:
     def _learned(self, name: str, digest: str) -> Reader | None:
         """The buckets of a version's exam; None if there is none here, which is told once. Labels count all the same.
 
-        The parameters are read anew: what is served may be younger than this server. So may its exam be, which is
-        looked for again every few minutes.
+        An exam may be younger than this server, so it is looked for again every few minutes.
         """
         if digest not in self._readers and time.monotonic() >= self._again.get(digest, 0.0):
             try:
-                self._readers[digest] = counts.reference(load_params(self._source), name, digest)[0]
+                self._readers[digest] = counts.reference(self._live.params, name, digest)[0]
             except Exception as fault:  # noqa: BLE001  whatever is wrong with an exam, the version is served
                 self._again[digest] = time.monotonic() + AGAIN_S
                 reason = fault if isinstance(fault, Refused) else type(fault).__name__
@@ -200,7 +184,7 @@ class Watch:
             found = self._counts.get(digest, Counts())
             requests = sum(n for (feature, _), n in found.items() if feature == counts.TEXT)
             enough = found if requests >= self._least else Counts()
-            days = settings_of(self._params, self._model).keep_days
+            days = settings_of(self._live.params, self._model).keep_days
             store.add(self._model, digest, enough, self._answers.get(digest, {}), days)
             self._answers.pop(digest, None)  # only now: what could not be written is written next time
             if enough:

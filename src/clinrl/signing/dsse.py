@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl.artifacts import canonical_json
 from clinrl.errors import SignatureError
-from clinrl_loader import LARGEST, PAYLOAD_TYPE, STATEMENT, Untrusted, pae
-from clinrl_loader import opened as read
+from clinrl_loader import PAYLOAD_TYPE, STATEMENT, Untrusted, opened, pae
 
 if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
-
-__all__ = [
-    "LARGEST", "MALFORMED", "PAYLOAD_TYPE", "STATEMENT", "envelope", "make_envelope", "open_envelope", "pae",
-    "signed_bytes", "statement",
-]  # fmt: skip
 
 MALFORMED = (ValueError, RecursionError, LookupError, TypeError, AttributeError)
 """What reading an envelope from a file, or a key of its statement, raises where it is of another form."""
@@ -32,7 +26,7 @@ def statement(kind: str, digests: Mapping[str, Mapping[str, str]], predicate: Ma
 
 def signed_bytes(statement: Mapping[str, Any]) -> bytes:
     """The bytes that the signature of a statement is over. Its payload is canonical JSON."""
-    return pae(PAYLOAD_TYPE, _payload(statement))
+    return pae(PAYLOAD_TYPE, canonical_json(statement).encode())
 
 
 def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
@@ -43,14 +37,10 @@ def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
 def make_envelope(statement: Mapping[str, Any], key: "Key", signature: bytes) -> dict[str, Any]:
     """The envelope of a statement and a signature that a key made over it."""
     return {
-        "payload": base64.b64encode(_payload(statement)).decode(),
+        "payload": base64.b64encode(canonical_json(statement).encode()).decode(),
         "payloadType": PAYLOAD_TYPE,
         "signatures": [{"keyid": key.fingerprint, "sig": base64.b64encode(signature).decode()}],
     }
-
-
-def _payload(statement: Mapping[str, Any]) -> bytes:
-    return canonical_json(statement).encode()
 
 
 def open_envelope(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, Any]]:
@@ -60,6 +50,6 @@ def open_envelope(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[s
     none, or if it is no envelope of an in-toto statement.
     """
     try:
-        return read(envelope, {name: key.line for name, key in keys.items()})
+        return opened(envelope, {name: key.line for name, key in keys.items()})
     except Untrusted as error:
         raise SignatureError(str(error)) from None

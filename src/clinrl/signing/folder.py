@@ -17,15 +17,12 @@ from clinrl_loader import SIGNATURE
 if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
 
-__all__ = ["SIGNATURE", "check", "sign", "signed_files"]
-
 
 def sign(folder: Path, signer: "Signer") -> None:
     """Write the signature of a folder into it, over every file but itself.
 
     Raises SignatureError if the folder holds a link or what is no file, or if nothing could be signed.
     """
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from model_signing import hashing, signing
     from model_signing._signing.sign_ec_key import Signer as Library
 
@@ -36,7 +33,7 @@ def sign(folder: Path, signer: "Signer") -> None:
             return signer.sign(data)
 
         def public_key(self) -> Any:
-            return load_pem_public_key(signer.key.pem.encode())
+            return clinrl_loader.public_key(signer.key.line)
 
     class ByUs(Library):  # type: ignore[misc]  # the library is not typed
         def __init__(self) -> None:

@@ -54,11 +54,6 @@ class Key(Strict):
         """`SHA256:...`, as `ssh-keygen -l` prints it."""
         return clinrl_loader.fingerprint(self.line)
 
-    @property
-    def pem(self) -> str:
-        """The same key as SubjectPublicKeyInfo in PEM, which `openssl` and `model_signing` read."""
-        return clinrl_loader.pem(self.line)
-
     def verifies(self, data: bytes, signature: bytes) -> bool:
         """Whether a DER signature is this key's, by ECDSA with SHA-256, over the data."""
         return clinrl_loader.verifies(self.line, data, signature)
@@ -198,7 +193,6 @@ def trusted_keys(params: "Params") -> dict[str, Key]:
 
 
 def _elsewhere() -> Signer | None:
-    """The key that the environment names, if it names one."""
     text, named = os.environ.get("CLINRL_SIGNING_KEY", ""), os.environ.get("CLINRL_SIGNING_KEY_FILE", "")
     if text.strip() == AGENT:
         return _of_agent()
@@ -307,7 +301,6 @@ def _key(public: "EllipticCurvePublicKey") -> Key:
 
 
 def _read_public(path: Path) -> Key:
-    """The key of a file .pub. Raises SignatureError naming the file."""
     try:
         with path.open("rb") as stream:
             return parse_key(stream.read(MAX_FILE_BYTES).decode("ascii", errors="replace").strip())

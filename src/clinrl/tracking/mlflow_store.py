@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -369,27 +369,21 @@ def points(history: Iterable[Mapping[str, Any]]) -> list[Point]:
     ]
 
 
-def known_points(client: "MlflowClient", run: "Run", names: Iterable[str]) -> dict[tuple[str, int], int]:
-    """Metric and step of what a run holds already of the named metrics, and when it was logged (ms since 1970)."""
+def known_points(client: "MlflowClient", run: "Run", names: Iterable[str]) -> set[tuple[str, int]]:
+    """Metric and step of what a run holds already of the named metrics."""
     held = set(names) & run.data.metrics.keys()
-    return {
-        (name, metric.step): metric.timestamp
-        for name in held
-        for metric in client.get_metric_history(run.info.run_id, name)
-    }
+    return {(name, metric.step) for name in held for metric in client.get_metric_history(run.info.run_id, name)}
 
 
-def log_points(
-    client: "MlflowClient", run_id: str, new: Iterable[Point], *, at: Callable[[int], int] | None = None
-) -> None:
-    """Log points, dated by `at` of their step (ms since 1970; None: now). The client sends them in blocks of 1000.
+def log_points(client: "MlflowClient", run_id: str, new: Iterable[Point], *, at: int | None = None) -> None:
+    """Log points, dated `at` (ms since 1970; None: now). The client sends them in blocks of 1000.
 
     MLflow keeps a point once that comes twice with one date.
     """
     from mlflow.entities import Metric
 
-    now = int(time.time() * 1000)
-    if metrics := [Metric(name, value, now if at is None else at(step), step) for name, step, value in new]:
+    date = int(time.time() * 1000) if at is None else at
+    if metrics := [Metric(name, value, date, step) for name, step, value in new]:
         client.log_batch(run_id, metrics=metrics)
 
 
