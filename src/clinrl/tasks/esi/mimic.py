@@ -144,9 +144,8 @@ def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None], complaints: 
     if arrival is None:
         raise Unclear("arrival_transport", "is no known way of arrival")
     age = _age(stay, born)
-    key = imported.fields(
-        KIND, level, complaint=chief, age_years=float(age), sex=sex, **signs, temp_c=temp_c, pain=score
-    )
+    known = {"complaint": chief, "age_years": float(age), "sex": sex, **signs, "temp_c": temp_c, "pain": score}
+    key = imported.ImportedKey.model_validate({"source": KIND, "level": level, **known}).model_dump()
     subject = pseudonym("subject", stay.subject)
     facts = {"narrative": narrative(age, sex, arrival, chief, key)}
     return Taken(use_of(subject, SHARES), subject, facts, key, level)
