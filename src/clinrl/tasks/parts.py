@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from clinrl.intervals import Counts
 from clinrl.types import Case, Score, Strict, Transcript, Unreadable
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)

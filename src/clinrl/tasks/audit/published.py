@@ -13,10 +13,8 @@ from pydantic import Field
 from clinrl.tasks.audit.cases import MAX_PROPOSALS, AuditCase, Truth
 from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE, Call, calls_for
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, ErrorType
+from clinrl.tasks.parts import Finite, Weight
 from clinrl.types import Strict
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 MAX_CALLS: Final = calls_for(MAX_PROPOSALS)
 """Of the largest episode; what the declared range of the bonuses rests on."""
