@@ -64,12 +64,9 @@ class Dense(Strict):
     """For each call that is neither invalid nor a second decision."""
 
     @property
-    def _look_ups(self) -> tuple[float, ...]:
-        return self.review, self.look_up, self.idle_look_up, self.shap, self.cohort
-
-    @property
     def _calls(self) -> tuple[float, ...]:
-        return self.duplicate, self.invalid, self.decided_twice, *self._look_ups
+        look_ups = self.review, self.look_up, self.idle_look_up, self.shap, self.cohort
+        return self.duplicate, self.invalid, self.decided_twice, *look_ups
 
     @property
     def _report(self) -> tuple[float, ...]:
