@@ -6,9 +6,7 @@ done is answered with a text that begins with "error:", counted, and changes not
 """
 
 from collections.abc import Callable, Mapping
-from functools import wraps
-from inspect import signature
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from clinrl.tasks.audit.cases import AuditCase, AuditFacts, differences_of
 from clinrl.tasks.audit.observations import (
@@ -32,6 +30,18 @@ FLAG: Final = "flag_error"
 APPROVE: Final = "approve"
 SUBMIT: Final = "submit_audit_report"
 
+ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    REVIEW: ("proposal_id",),
+    INVESTIGATE: ("patient_id",),
+    SHAP: ("patient_id", "feature"),
+    COHORT: ("feature",),
+    TIMELINE: ("patient_id",),
+    FLAG: ("proposal_id", "error_type", "reason"),
+    APPROVE: ("proposal_id",),
+    SUBMIT: ("report",),
+}
+"""The tools with the names of their arguments, all of them text and all needed."""
+
 CLOSED: Final = "closed"
 """The answer to any call after submission, or beyond the limit of calls. Such calls are not in the log."""
 
@@ -40,7 +50,6 @@ RECORDED: Final = "recorded"
 
 
 T = TypeVar("T")
-Act = TypeVar("Act", bound=Callable[..., str])
 
 
 class _Invalid(Exception):
@@ -63,29 +72,6 @@ def calls_for(proposals: int) -> int:
     return 8 * proposals + 4
 
 
-def _tool(act: Act) -> Act:
-    """A tool: its calls are logged, and what cannot be done is answered and does nothing.
-
-    An error never repeats what the model wrote, which may be of any length.
-    """
-    takes = signature(act)
-
-    @wraps(act)
-    def call(env: "AuditEnv", *given: Any, **named: Any) -> str:
-        arguments = takes.bind(env, *given, **named).arguments
-        del arguments["self"]
-        if env.submitted or len(env._log) >= env._limit:
-            return CLOSED
-        try:
-            result, valid = act(env, **arguments), True
-        except _Invalid as error:
-            result, valid = f"error: {error}", False
-        env._log.append(Call(tool=act.__name__, arguments=arguments, result=result, valid=valid))
-        return result
-
-    return cast("Act", call)
-
-
 class AuditEnv:
     """One audit in progress; `reset` starts another, of which nothing before it is left."""
 
@@ -103,25 +89,30 @@ class AuditEnv:
         """
         self._start((AuditCase.model_validate_json(case) if isinstance(case, str) else case).facts)
 
-    @_tool
     def review_proposal(self, proposal_id: str) -> str:
         """Read what the Actor argued about a proposal.
 
         Args:
             proposal_id: The proposal.
         """
-        return review_line(_find(self._proposals, proposal_id, "proposal"))
+        return self._call(
+            REVIEW,
+            {"proposal_id": proposal_id},
+            lambda: review_line(_find(self._proposals, proposal_id, "proposal")),
+        )
 
-    @_tool
     def investigate_patient(self, patient_id: str) -> str:
         """Read a patient's record without dates, with the signed distance of each value from its limit.
 
         Args:
             patient_id: The patient.
         """
-        return patient_lines(_find(self._records, patient_id, "patient"), self._differences[patient_id])
+        return self._call(
+            INVESTIGATE,
+            {"patient_id": patient_id},
+            lambda: patient_lines(_find(self._records, patient_id, "patient"), self._differences[patient_id]),
+        )
 
-    @_tool
     def request_shap(self, patient_id: str, feature: str) -> str:
         """Get the Shapley value of a number of the record in a fixed risk score.
 
@@ -129,30 +120,39 @@ class AuditEnv:
             patient_id: The patient.
             feature: The number, for example age.
         """
-        record = _find(self._records, patient_id, "patient")
-        _find(NUMERIC, feature, "number")
-        return shapley_line(record, tuple(self._records.values()), feature)
 
-    @_tool
+        def line() -> str:
+            record = _find(self._records, patient_id, "patient")
+            _find(NUMERIC, feature, "number")
+            return shapley_line(record, tuple(self._records.values()), feature)
+
+        return self._call(SHAP, {"patient_id": patient_id, "feature": feature}, line)
+
     def cohort_analysis(self, feature: str) -> str:
         """Compare both arms of the trial in one field of the records.
 
         Args:
             feature: The field, for example sex.
         """
-        _find({**NUMERIC, **CATEGORICAL}, feature, "field")
-        return cohort_line(tuple(self._records.values()), feature)
 
-    @_tool
+        def line() -> str:
+            _find({**NUMERIC, **CATEGORICAL}, feature, "field")
+            return cohort_line(tuple(self._records.values()), feature)
+
+        return self._call(COHORT, {"feature": feature}, line)
+
     def temporal_audit(self, patient_id: str) -> str:
         """Read a patient's delay and death in days, with the signed distance from each limit.
 
         Args:
             patient_id: The patient.
         """
-        return timeline_line(patient_id, _find(self._differences, patient_id, "patient"))
+        return self._call(
+            TIMELINE,
+            {"patient_id": patient_id},
+            lambda: timeline_line(patient_id, _find(self._differences, patient_id, "patient")),
+        )
 
-    @_tool
     def flag_error(self, proposal_id: str, error_type: str, reason: str) -> str:
         """Decide that the Actor is wrong about a proposal.
 
@@ -161,30 +161,36 @@ class AuditEnv:
             error_type: The rule that the Actor missed or misapplied.
             reason: The distances that decide, then the Actor's fallacy.
         """
-        self._check_open(proposal_id)
-        _find(dict.fromkeys(ERROR_TYPES), error_type, "error type")
-        _check_text(reason, "reason")
-        return self._decide(proposal_id)
 
-    @_tool
+        def flag() -> str:
+            self._check_open(proposal_id)
+            _find(dict.fromkeys(ERROR_TYPES), error_type, "error type")
+            _check_text(reason, "reason")
+            return self._decide(proposal_id)
+
+        return self._call(FLAG, {"proposal_id": proposal_id, "error_type": error_type, "reason": reason}, flag)
+
     def approve(self, proposal_id: str) -> str:
         """Decide that the Actor is right about a proposal.
 
         Args:
             proposal_id: The proposal.
         """
-        return self._decide(proposal_id)
+        return self._call(APPROVE, {"proposal_id": proposal_id}, lambda: self._decide(proposal_id))
 
-    @_tool
     def submit_audit_report(self, report: str) -> str:
         """Hand in the audit. Nothing can be done after it.
 
         Args:
             report: What was found, in a few words.
         """
-        _check_text(report, "report")
-        self._submitted = True
-        return "submitted"
+
+        def submit() -> str:
+            _check_text(report, "report")
+            self._submitted = True
+            return "submitted"
+
+        return self._call(SUBMIT, {"report": report}, submit)
 
     @property
     def log(self) -> tuple[Call, ...]:
@@ -205,6 +211,17 @@ class AuditEnv:
         self._decided: set[str] = set()
         self._submitted = False
 
+    def _call(self, tool: str, arguments: dict[str, Any], answer: Callable[[], str]) -> str:
+        """Make a call and log it. An error never repeats what the model wrote, which may be of any length."""
+        if self._submitted or len(self._log) >= self._limit:
+            return CLOSED
+        try:
+            result, valid = answer(), True
+        except _Invalid as error:
+            result, valid = f"error: {error}", False
+        self._log.append(Call(tool=tool, arguments=arguments, result=result, valid=valid))
+        return result
+
     def _check_open(self, proposal_id: str) -> None:
         _find(self._proposals, proposal_id, "proposal")
         if proposal_id in self._decided:
@@ -214,13 +231,6 @@ class AuditEnv:
         self._check_open(proposal_id)
         self._decided.add(proposal_id)
         return RECORDED
-
-
-ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    tool: tuple(signature(getattr(AuditEnv, tool)).parameters)[1:]
-    for tool in (REVIEW, INVESTIGATE, SHAP, COHORT, TIMELINE, FLAG, APPROVE, SUBMIT)
-}
-"""The tools with the names of their arguments, all of them text and all needed."""
 
 
 def _find(known: Mapping[str, T], name: object, kind: str) -> T:
