@@ -44,7 +44,7 @@ def _length(case: AuditCase) -> str:
 
 def _cost(gold: str, answer: str | Unreadable) -> float:
     """2 for each error that passed, 1 for each false alarm and each error taken for another."""
-    missed = ((right, given) for right, given in episodes.parts(gold, answer) if right != given)
+    missed = ((right, given) for right, given in episodes.parts(gold, answer).values() if right != given)
     return float(
         sum(2 if right != episodes.APPROVED and given not in episodes.LABELS[1:] else 1 for right, given in missed)
     )
@@ -95,9 +95,7 @@ class Audit(Task):
             expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
         ),
     )
-    episodes = Episodes(
-        environment=AuditEnv, turns=MAX_PROPOSALS + 3, parts=episodes.parts, part_names=episodes.part_names
-    )
+    episodes = Episodes(environment=AuditEnv, turns=MAX_PROPOSALS + 3, parts=episodes.parts)
     benchmark = Benchmark(
         mix="published",
         by="level",
