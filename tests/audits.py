@@ -43,7 +43,7 @@ def oracle(case: AuditCase, rng: Random) -> Turns:
 
 
 def reader(case: AuditCase, rng: Random) -> Turns:
-    """Decides by the rules, from the prompt and what the tools say alone."""
+    """Decides by the rules, from what the tools show."""
     return [turn.actions for turn in work(case)]
 
 

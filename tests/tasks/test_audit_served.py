@@ -21,11 +21,11 @@ from clinrl.models.rollout import run
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import LEVEL_NAMES, cases
 from clinrl.tasks.audit.env import CLOSED, calls_for
-from clinrl.tasks.audit.episodes import play_again, write
+from clinrl.tasks.audit.episodes import answered_calls, play_again, write
 from clinrl.tasks.audit.policies import TRIVIAL, Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rewards import CORRECTED
-from clinrl.types import Call, Message, Transcript
+from clinrl.types import Call, Message, Transcript, is_malformed
 from oddities import served
 from samplers import ScriptedSampler
 from validators import check_episode
@@ -67,13 +67,24 @@ def draw_case(start):
     return openenv.draw_case(TASK, start, start.level)
 
 
+def actions(transcript):
+    """A transcript as actions: its calls that were answered, its turns that could not be read, and the end."""
+    from clinrl.tasks.audit.served.models import AuditAction
+
+    for call, _ in answered_calls(transcript):
+        yield AuditAction(tool=call.name, arguments=call.arguments)
+    for message in transcript.messages:
+        if message.role == "assistant" and is_malformed(message):
+            yield AuditAction(tool="")
+    yield AuditAction(tool=None)
+
+
 def total(case, transcript):
     return TASK.score(case, transcript, CORRECTED).total
 
 
 def over_the_wire(audit, transcript, **options):
     """What the server says to a transcript's calls, and what it pays for them."""
-    from clinrl.tasks.audit.served.client import actions
 
     texts, paid = [audit.reset(**options).observation.text], []
     for action in actions(transcript):
@@ -196,7 +207,7 @@ def test_before_a_reset_nothing_can_be_done():
 
 def test_sessions_do_not_mix(address):
     """Two audits of different cases, call by call in turn, earn what each earns alone."""
-    from clinrl.tasks.audit.served.client import AuditClient, actions
+    from clinrl.tasks.audit.served.client import AuditClient
     from clinrl.tasks.audit.served.models import Start
 
     options = asked("easy", 0), asked("hard", 1)
@@ -253,7 +264,6 @@ def test_a_reset_that_asks_for_what_does_not_exist_is_refused_and_changes_nothin
 
 def test_neither_observations_nor_states_hold_anything_of_the_key():
     """A case with another key reads the same to the last character until it is scored."""
-    from clinrl.tasks.audit.served.client import actions
     from clinrl.tasks.audit.served.models import AuditObservation, AuditState, Start
     from clinrl.tasks.audit.served.server import AuditEnvironment
 
@@ -286,7 +296,6 @@ def test_neither_observations_nor_states_hold_anything_of_the_key():
     "policy", ["coin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reader", "null"))]
 )
 def test_the_validators_graders_pass_what_the_server_says(address, policy, tmp_path):
-    from clinrl.tasks.audit.served.client import actions
     from clinrl.tasks.audit.served.models import Start
 
     openenv_manifest.stage(auditors.params(), "audit", out=tmp_path)

@@ -23,7 +23,6 @@ from clinrl.errors import DataError
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task, is_sound_id
 from clinrl.tasks.esi import imported, mietic, mimic
-from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.importing import Intake
 from clinrl.types import Message, Transcript, transcript_of
 
@@ -33,7 +32,7 @@ USES = ("train", "mine", "exam")
 
 def taken(path: Path, use: str) -> tuple[list[str], dict, list[list[str]]]:
     """Lines, counts and refused rows of an import."""
-    source, refused = recognise(path), io.StringIO()
+    source, refused = TASK.recognise(path), io.StringIO()
     intake = Intake(refused)
     lines = list(source.cases(use, intake))
     record = intake.record(source)
@@ -136,7 +135,7 @@ def test_every_column_is_either_read_or_named_as_dropped(kind, tmp_path):
 
 def test_the_published_columns_are_57(tmp_path):
     path = files("mietic-validation", tmp_path)
-    assert len(recognise(path).used | recognise(path).dropped) == 57
+    assert len(TASK.recognise(path).used | TASK.recognise(path).dropped) == 57
     assert path.read_bytes().startswith(imported_mark())
 
 
@@ -494,20 +493,20 @@ def test_anything_else_is_refused_with_what_is_expected(tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     for path in (tmp_path, tmp_path / "other.csv", tmp_path / "none"):
         with pytest.raises(DataError, match=r"triage\.csv, edstays\.csv and patients\.csv.*tiragecase.*instruction"):
-            recognise(path)
+            TASK.recognise(path)
 
 
 def test_a_folder_with_some_of_the_files_is_told_which_are_missing(tmp_path):
     shutil.rmtree(mimic_files(tmp_path, [TRIAGE]) / "hosp")
     with pytest.raises(DataError, match=r"but not patients\.csv; put all three there"):
-        recognise(tmp_path)
+        TASK.recognise(tmp_path)
 
 
 def test_a_missing_column_is_named(tmp_path):
     path = mimic_files(tmp_path, [TRIAGE]) / "ed/triage.csv"
     path.write_text(path.read_text().replace("o2sat", "saturation"))
     with pytest.raises(DataError, match=r"triage\.csv lacks the column o2sat; give the file as it was published"):
-        recognise(tmp_path)
+        TASK.recognise(tmp_path)
 
 
 # The shipped files

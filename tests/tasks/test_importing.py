@@ -23,8 +23,8 @@ from clinrl.provenance import stages
 from clinrl.reports.render import render
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
-from clinrl.tasks.esi.imported import fields
-from clinrl.tasks.imaging.imported import fields as imaging_fields
+from clinrl.tasks.esi.imported import ImportedKey
+from clinrl.tasks.imaging.imported import ImportedKey as ImagingKey
 from clinrl.tasks.importing import MARK, check_apart, fingerprint, normalise, pool_of, pseudonym, use_of, withheld
 from clinrl.types import Graded, Message, Transcript, transcript_of
 
@@ -41,7 +41,8 @@ def project(tmp_path, monkeypatch) -> Params:
 
 
 def case(narrative: str, group: str, level: int = 2):
-    line = importing.case_line("esi", group, {"narrative": narrative}, fields("mietic", level))
+    key = ImportedKey(source="mietic", level=level).model_dump()
+    line = importing.case_line("esi", group, {"narrative": narrative}, key)
     return TASK.Case.model_validate_json(line)
 
 
@@ -163,7 +164,8 @@ def test_nothing_is_kept_of_an_unreadable_answer(content):
 def test_an_answer_that_spans_lines_is_kept_so_that_it_reads_as_itself(form, label):
     task = get_task("imaging")
     facts = {"condition": "Secret.", "variant": "Secret.", "procedure": "CT", "evidence": []}
-    told = importing.case_line("imaging", "exam/imported/1", facts, imaging_fields(task.labels[0], ("A secret.",)))
+    key = ImagingKey(source="appropriateness", label=task.labels[0], reasoning=("A secret.",)).model_dump()
+    told = importing.case_line("imaging", "exam/imported/1", facts, key)
     asked = task.Case.model_validate_json(told)
     turn = Message(role="assistant", content=form.format("\n".join(label.split())), thinking="It is a secret story.")
     (line,) = evaluate.grade(task, "think", [asked], [transcript_of(turn)], task.Reward())

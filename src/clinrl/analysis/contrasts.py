@@ -125,7 +125,7 @@ def _measured(
     """Everything that is measured on single cases, where it is defined: `chosen`, qualities, and shares of answers."""
 
     def given(gold: Any, answer: Any) -> float:
-        return fmean(label == common for _, label in parts_of(task, gold, answer))
+        return fmean(label == common for _, label in parts_of(task, gold, answer).values())
 
     found = {name: _metric(task, name, golds, entry.answers, clusters) for name in chosen}
     for name, verdicts in (

@@ -250,7 +250,7 @@ def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confu
 def _cells(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> list[tuple[str, str]]:
     """Row and column of each part of each answer."""
     pairs = zip(golds, answers, strict=True)
-    return [(str(row), column(given)) for gold, answer in pairs for row, given in parts_of(task, gold, answer)]
+    return [(str(row), column(given)) for gold, answer in pairs for row, given in parts_of(task, gold, answer).values()]
 
 
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:

@@ -267,7 +267,7 @@ def _level(task: Task, pairs: Sequence[tuple[Case, Transcript]]) -> Level:
     golds, answers = [task.label(case) for case in cases], [answer(task, one) for one in transcripts]
     verdicts: dict[Any, list[tuple[bool, str]]] = {label: [] for label in task.labels}
     for case, gold, given in zip(cases, golds, answers, strict=True):
-        for right, decided in parts_of(task, gold, given):
+        for right, decided in parts_of(task, gold, given).values():
             verdicts[right].append((decided == right, case.id))
     statistic = estimates({published.statistic: task.metrics[published.statistic]}, golds, answers)
     quality = measured(

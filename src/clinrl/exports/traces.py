@@ -259,7 +259,7 @@ def _label(task: Task, gold: Any, value: Any, trace: str) -> Any:
     known = {str(label): label for label in task.labels}
     label = text if task.episodes else known.get(text, Unreadable(reason="no label"))
     with suppress(ValueError):  # of a text that holds no decisions
-        decided = [given for _, given in parts_of(task, gold, label)]
+        decided = [given for _, given in parts_of(task, gold, label).values()]
         if decided and all(given in task.labels for given in decided):
             return label
     hint = did_you_mean(value, list(known))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from clinrl.config.model import Model
 from clinrl.tasks import importing
-from clinrl.tasks.base import names_of, parts_of
+from clinrl.tasks.base import parts_of
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Call, Case, Graded, Message, Score, Stop, Strict, Unreadable
 
@@ -69,7 +69,6 @@ def episode_of(model: Model, case: Case, line: Graded, *, number: int, of: int) 
     task, gold = model.task, model.task.label(case)
     withheld = is_imported(case)
     transcript = importing.withheld(task, case, line).transcript
-    pairs = zip(names_of(task, gold), parts_of(task, gold, line.answer), strict=True)
     return Episode(
         name=model.name,
         exam=model.exam,
@@ -82,7 +81,10 @@ def episode_of(model: Model, case: Case, line: Graded, *, number: int, of: int) 
         request=() if withheld else tuple(task.prompt(model.sees(case).facts)),
         messages=transcript.messages,
         stop=transcript.stop,
-        parts=tuple(Part(about=about, right=right, decided=given) for about, (right, given) in pairs),
+        parts=tuple(
+            Part(about=about, right=right, decided=given)
+            for about, (right, given) in parts_of(task, gold, line.answer).items()
+        ),
         score=line.score,
     )
 

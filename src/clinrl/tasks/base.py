@@ -206,14 +206,10 @@ def as_variant(task: Task, case: AnyCase, variant: str) -> AnyCase:
     return case if shown is None else shown
 
 
-def parts_of(task: Task, gold: Any, answer: Any | Unreadable) -> Sequence[tuple[Any, Any | Unreadable]]:
-    """Right and given label, each one of `Task.labels`: the two themselves, or those of each decision of an episode."""
-    return task.episodes.parts(gold, answer) if task.episodes else ((gold, answer),)
-
-
-def names_of(task: Task, gold: Any) -> Sequence[str]:
-    """What each of `parts_of` is about, in their order."""
-    return task.episodes.part_names(gold) if task.episodes else ("answer",)
+def parts_of(task: Task, gold: Any, answer: Any | Unreadable) -> Mapping[str, tuple[Any, Any | Unreadable]]:
+    """Right and given label, each one of `Task.labels`, by what they are about: of each decision of an episode, or of
+    the one `answer`."""
+    return task.episodes.parts(gold, answer) if task.episodes else {"answer": (gold, answer)}
 
 
 def models_of(task: Task, reward: Any) -> tuple[str, ...]:

@@ -221,7 +221,6 @@ def sift(
         intake.read += 1
         try:
             taken = take(fields_of(row), earlier)
-            check_marks(taken)
             text = fingerprint(plain_text(taken.facts))
             if taken.pseudonym in intake.without or text in intake.without:
                 raise Unclear(WHOLE, "its patient or narrative is among those that are left out")
@@ -242,15 +241,6 @@ def sift(
 
 def _narrative_and_label(taken: Taken) -> tuple[bytes, Any]:
     return fingerprint(plain_text(taken.facts)), taken.label
-
-
-def check_marks(taken: Taken) -> None:
-    """Refuse a row that would bring a mark of a chat template into a prompt or an answer. Raises Unclear."""
-    for name, value in (*taken.facts.items(), *taken.key.items()):
-        if not isinstance(value, int | float | None) and holds_mark(
-            value if isinstance(value, str) else _encode(value)
-        ):
-            raise Unclear(name, "holds a mark of a chat template")
 
 
 def whose(source: Source) -> frozenset[str | bytes]:
@@ -307,19 +297,17 @@ def clean(text: str) -> str:
     return " ".join(_CONTROL.sub(" ", _INVISIBLE.sub("", text)).split())
 
 
-def check_text(text: str, column: str) -> None:
-    """Refuse text that is empty, too long, or holds a mark or what looks like an identifier. Raises Unclear."""
+def check_text(text: str, column: str, longest: int = MAX_NARRATIVE_CHARACTERS, but: Collection[str] = ()) -> None:
+    """Refuse text that is empty or longer than so many characters, or that holds half a character, a mark of a chat
+    template, or what looks like an identifier of any kind `but` these. Raises Unclear."""
     if not text:
         raise Unclear(column, "is empty")
-    if len(text) > MAX_NARRATIVE_CHARACTERS:
-        raise Unclear(column, f"is longer than {MAX_NARRATIVE_CHARACTERS:,} characters")
+    if len(text) > longest:
+        raise Unclear(column, f"is longer than {longest:,} characters")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise Unclear(column, "holds half a character")
     if holds_mark(text):
         raise Unclear(column, "holds a mark of a chat template")
-    check_identifiers(text, column)
-
-
-def check_identifiers(text: str, column: str, but: Collection[str] = ()) -> None:
-    """Refuse text that holds what looks like an identifier of any kind `but` these. Raises Unclear."""
     for kind, shape in _IDENTIFIERS:
         if kind not in but and finds(shape, text):
             raise Unclear(column, f"holds what looks like a {kind}")

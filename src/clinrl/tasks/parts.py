@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from clinrl.intervals import Counts
 from clinrl.types import Case, Score, Strict, Transcript, Unreadable
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +176,8 @@ class Episodes:
     other public methods are the tools."""
     turns: int
     """The most turns that the model may take, 1 or more."""
-    parts: Callable[[Any, Any], Sequence[tuple[Any, Any]]]
-    """Right and given label, each one of `labels`, of each decision of an episode."""
-    part_names: Callable[[Any], Sequence[str]]
-    """What each of the parts of a gold answer is about, in their order."""
+    parts: Callable[[Any, Any], Mapping[str, tuple[Any, Any]]]
+    """By what each decision of an episode is about: right and given label, each one of `labels`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ def step_metrics(task: Task, lines: Sequence[Line], group: int) -> dict[str, flo
         for term, value in score.terms.items():
             means.setdefault(f"terms/{term}", []).append(value)
         gold = task.label(case)
-        parts = parts_of(task, gold, answer)
+        parts = parts_of(task, gold, answer).values()
         for label in task.labels:
             means[f"answer/{label}"].append(sum(given == label for _, given in parts) / len(parts))
             means[f"gold/{label}"].append(sum(right_one == label for right_one, _ in parts) / len(parts))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from clinrl.tasks.audit import episodes, metrics, policies, protocol, quality, rewards
+from clinrl.tasks.audit import episodes, metrics, policies, quality, rewards
 from clinrl.tasks.audit.cases import (
     LEVEL_NAMES,
     LONG_LENGTH,
@@ -22,7 +22,7 @@ from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, violations
 from clinrl.tasks.base import FORM, Task
-from clinrl.tasks.parts import Checks, Episodes, Expect, Improvement, Reporting, Safety, expect
+from clinrl.tasks.parts import Benchmark, Checks, Episodes, Expect, Improvement, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy
 from clinrl.types import Score, Transcript, Unreadable
 
@@ -44,7 +44,7 @@ def _length(case: AuditCase) -> str:
 
 def _cost(gold: str, answer: str | Unreadable) -> float:
     """2 for each error that passed, 1 for each false alarm and each error taken for another."""
-    missed = ((right, given) for right, given in episodes.parts(gold, answer) if right != given)
+    missed = ((right, given) for right, given in episodes.parts(gold, answer).values() if right != given)
     return float(
         sum(2 if right != episodes.APPROVED and given not in episodes.LABELS[1:] else 1 for right, given in missed)
     )
@@ -95,10 +95,22 @@ class Audit(Task):
             expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
         ),
     )
-    episodes = Episodes(
-        environment=AuditEnv, turns=MAX_PROPOSALS + 3, parts=episodes.parts, part_names=episodes.part_names
+    episodes = Episodes(environment=AuditEnv, turns=MAX_PROPOSALS + 3, parts=episodes.parts)
+    benchmark = Benchmark(
+        mix="published",
+        by="level",
+        levels=LEVEL_NAMES,
+        theirs=rewards.PUBLISHED,
+        ours=rewards.CORRECTED,
+        quality="detection",
+        statistic="f_beta",
+        printed={
+            "published base": {"easy": 0.087, "medium": 0.018, "hard": 0.015},
+            "published, trained": {"easy": 0.287, "medium": 0.129, "hard": 0.044},
+        },
+        source="they were printed for SynthAudit.Env and its 3B adapter, five seeds a level without intervals: another "
+        "model on other episodes, its prompt and sampling unknown",
     )
-    benchmark = protocol.PROTOCOL
 
     pool_of = staticmethod(pool_of)
     cases = staticmethod(cases)

@@ -8,7 +8,7 @@ done is answered with a text that begins with "error:", counted, and changes not
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from clinrl.tasks.audit.cases import AuditCase, AuditFacts, Proposal, differences_of
+from clinrl.tasks.audit.cases import AuditCase, AuditFacts, differences_of
 from clinrl.tasks.audit.observations import (
     CATEGORICAL,
     NUMERIC,
@@ -18,7 +18,7 @@ from clinrl.tasks.audit.observations import (
     shapley_line,
     timeline_line,
 )
-from clinrl.tasks.audit.rules import ERROR_TYPES, Differences, PatientRecord
+from clinrl.tasks.audit.rules import ERROR_TYPES
 from clinrl.types import Strict
 
 REVIEW: Final = "review_proposal"
@@ -78,7 +78,9 @@ class AuditEnv:
     __slots__ = ("_decided", "_differences", "_limit", "_log", "_proposals", "_records", "_submitted")
 
     def __init__(self) -> None:
-        self._clear()
+        self._limit = 0  # an audit that was never started is closed
+        self._log: list[Call] = []
+        self._submitted = False
 
     def reset(self, case: str | AuditCase, **_: Any) -> None:
         """Start the audit of a case, or of its JSON text; the other columns of its row are ignored.
@@ -200,21 +202,14 @@ class AuditEnv:
         """Whether the audit was handed in."""
         return self._submitted
 
-    def _clear(self) -> None:
-        self._proposals: dict[str, Proposal] = {}
-        self._records: dict[str, PatientRecord] = {}
-        self._differences: dict[str, Differences] = {}
-        self._limit = 0  # an audit that was never started is closed
-        self._log: list[Call] = []
-        self._decided: set[str] = set()
-        self._submitted = False
-
     def _start(self, facts: AuditFacts) -> None:
-        self._clear()
         self._proposals = {proposal.proposal_id: proposal for proposal in facts.proposals}
         self._records = {record.patient_id: record for record in facts.records}
         self._differences = differences_of(facts)
         self._limit = calls_for(len(facts.proposals))
+        self._log = []
+        self._decided: set[str] = set()
+        self._submitted = False
 
     def _call(self, tool: str, arguments: dict[str, Any], answer: Callable[[], str]) -> str:
         """Make a call and log it. An error never repeats what the model wrote, which may be of any length."""

@@ -97,13 +97,8 @@ def read_decisions(decided: str) -> dict[str, str]:
     return dict(part.split(" ", 1) for part in decided.split("; ") if part)
 
 
-def parts(gold: str, answer: str | Unreadable) -> tuple[tuple[str, str | Unreadable], ...]:
-    """For each proposal of the gold text what was to be decided and what was."""
+def parts(gold: str, answer: str | Unreadable) -> dict[str, tuple[str, str | Unreadable]]:
+    """For each proposal of the gold text, in its order, what was to be decided and what was."""
     made = {} if isinstance(answer, Unreadable) else read_decisions(answer)
     silence = answer if isinstance(answer, Unreadable) else Unreadable(reason="undecided")
-    return tuple((right, made.get(proposal, silence)) for proposal, right in read_decisions(gold).items())
-
-
-def part_names(gold: str) -> tuple[str, ...]:
-    """The proposals of the gold text, in the order of `parts`."""
-    return tuple(read_decisions(gold))
+    return {proposal: (right, made.get(proposal, silence)) for proposal, right in read_decisions(gold).items()}

@@ -45,7 +45,7 @@ class Tally(NamedTuple):
 @lru_cache(maxsize=1 << 16)  # a bootstrap asks about the same audits thousands of times
 def tally(gold: str, answer: Answer) -> Tally:
     """What was right and what was decided; a flag of another type than the error's is a false alarm and a miss."""
-    found = parts(gold, answer)
+    found = parts(gold, answer).values()
     kinds = tuple(
         (
             sum(right == kind for right, _ in found),

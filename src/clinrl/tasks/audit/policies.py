@@ -4,19 +4,17 @@ A policy gives turns, and a turn is a list of calls. Those that read look a prop
 the one before it, so that what they copy was read a moment ago.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
 from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal, differences_of
-from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE, AuditEnv, perform
+from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE
 from clinrl.tasks.audit.evidence import format_signed, write
 from clinrl.tasks.audit.observations import CATEGORICAL, NUMERIC
 from clinrl.tasks.audit.phrases import FALLACY_NAMES, Argument, find_argument
-from clinrl.tasks.audit.prompt import EXAMPLE_REASON, prompt
+from clinrl.tasks.audit.prompt import EXAMPLE_REASON
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences, ErrorType, deciding
-from clinrl.types import Message
 
 Action = tuple[str, dict[str, Any]]
 """A tool and its arguments."""
@@ -52,17 +50,8 @@ class Turn(NamedTuple):
     actions: list[Action]
 
 
-class Seen(NamedTuple):
-    """The tools' answers about one proposal."""
-
-    proposal_id: str
-    action: str
-    argument: Argument
-    found: Differences
-
-
 def mediocre(case: AuditCase, rng: Random) -> Turns:
-    """Decides by the rules, from the prompt and the tools alone, slipping as often as `MEDIOCRE` says."""
+    """Decides by the rules, from what the tools show, slipping as often as `MEDIOCRE` says."""
     return [
         turn.actions
         for turn in _note(case, lambda: frozenset(name for name, share in MEDIOCRE.items() if rng.random() < share))
@@ -84,81 +73,35 @@ def _note(
     omits: Callable[[], frozenset[str]],
     view: Callable[[Differences], Differences] = lambda found: found,
 ) -> list[Turn]:
-    env = AuditEnv()
-    env.reset(case)
-    looked = [_look_up(env, *ids) for ids in list_proposals(prompt(case.facts))]
-    decided = [_decide(seen._replace(found=view(seen.found)), omits()) for seen in looked]
+    found = differences_of(case.facts)
+    decided = [_decide(one, view(found[one.patient_id]), omits()) for one in case.facts.proposals]
     turns = look_up_and_decide(case, [turn.actions[0] for turn in decided])
     return [Turn(notes, actions) for notes, actions in zip(["", *(turn.notes for turn in decided)], turns, strict=True)]
 
 
-_LISTED: Final = re.compile(r"^(A\S+) (P\S+) (?:clear|reject) [0-9.]+$", re.MULTILINE)
-_REVIEW: Final = re.compile(r"^\S+ \S+ (clear|reject) confidence [0-9.]+\. (.*) cites: ")
-_PATIENT: Final = re.compile(
-    r"age (\d+), lower ([+-]\d+), upper ([+-]\d+); stage (\S+); comorbidity (\d+)(?:, threshold ([+-]\d+))?\n"
-)
-_TIMELINE: Final = re.compile(r"delay (\d+), standard ([+-]\d+), stage IV ([+-]\d+), death (\S+)$")
-
-
-def list_proposals(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """The ids of all proposals and their patients, as a prompt lists them."""
-    return _LISTED.findall(messages[-1].content)
-
-
-def _look_up(env: AuditEnv, proposal_id: str, patient_id: str) -> Seen:
-    review, patient, timeline = (
-        _match(pattern, perform(env, tool, arguments))
-        for pattern, (tool, arguments) in zip(
-            (_REVIEW, _PATIENT, _TIMELINE), _look_ups(proposal_id, patient_id), strict=True
-        )
-    )
-    argument = find_argument(review[1])
-    assert argument is not None, f"no fallacy is known that reads {review[1]!r}"
-    age, lower, upper, stage, comorbidity, threshold = patient
-    delay, standard, stage_iv, death = timeline
-    found = Differences(
-        age_years=int(age),
-        lower=int(lower),
-        upper=int(upper),
-        stage=stage,
-        comorbidity=int(comorbidity),
-        threshold=None if threshold is None else int(threshold),
-        delay_days=int(delay),
-        standard=int(standard),
-        stage_iv=int(stage_iv),
-        death=None if death == "none" else int(death),
-    )
-    return Seen(proposal_id, review[0], argument, found)
-
-
-def _match(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-    found = pattern.search(text)
-    assert found is not None, f"a tool answered {text!r}, which no reader understands"
-    return found.groups()
-
-
-def _decide(seen: Seen, omit: frozenset[str]) -> Turn:
-    broken = _broken(seen.found, omit)
-    wrong = (broken is None) == (seen.action == "reject")
+def _decide(one: Proposal, found: Differences, omit: frozenset[str]) -> Turn:
+    argument = find_argument(one.text)
+    assert argument is not None, f"no fallacy is known that reads {one.text!r}"
+    broken = _broken(found, omit)
+    wrong = (broken is None) == (one.action == "reject")
     if "coin" in omit:
         wrong = not wrong
-    notes = _notes(seen, broken, wrong=wrong)
+    notes = _notes(one, found, broken, wrong=wrong)
     if not wrong:
-        return Turn(notes, [approve(seen.proposal_id)])
-    rule = broken or seen.argument.rule
-    names = () if "reason" in omit else deciding(rule, seen.found)
-    fallacy = "" if "fallacy" in omit else seen.argument.fallacy
-    return Turn(notes, [flag(seen.proposal_id, rule, write(seen.found, names, fallacy))])
+        return Turn(notes, [approve(one.proposal_id)])
+    rule = broken or argument.rule
+    names = () if "reason" in omit else deciding(rule, found)
+    fallacy = "" if "fallacy" in omit else argument.fallacy
+    return Turn(notes, [flag(one.proposal_id, rule, write(found, names, fallacy))])
 
 
-def _notes(seen: Seen, broken: ErrorType | None, *, wrong: bool) -> str:
+def _notes(one: Proposal, found: Differences, broken: ErrorType | None, *, wrong: bool) -> str:
     """The distances that settle every rule, what they amount to, and what that makes of the Actor's decision."""
-    found = seen.found
     threshold = "" if found.threshold is None else f", threshold {found.threshold:+d}"
     return (
-        f"{seen.proposal_id}: lower {found.lower:+d}, upper {found.upper:+d}; death {format_signed(found.death)}; "
+        f"{one.proposal_id}: lower {found.lower:+d}, upper {found.upper:+d}; death {format_signed(found.death)}; "
         f"standard {found.standard:+d}, stage {found.stage}, stage IV {found.stage_iv:+d}{threshold}. "
-        f"Broken: {broken or 'nothing'}. To {seen.action} is {'wrong' if wrong else 'right'}."
+        f"Broken: {broken or 'nothing'}. To {one.action} is {'wrong' if wrong else 'right'}."
     )
 
 

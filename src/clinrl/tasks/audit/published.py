@@ -13,10 +13,8 @@ from pydantic import Field
 from clinrl.tasks.audit.cases import MAX_PROPOSALS, AuditCase, Truth
 from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE, Call, calls_for
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, ErrorType
+from clinrl.tasks.parts import Finite, Weight
 from clinrl.types import Strict
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 MAX_CALLS: Final = calls_for(MAX_PROPOSALS)
 """Of the largest episode; what the declared range of the bonuses rests on."""
@@ -66,12 +64,9 @@ class Dense(Strict):
     """For each call that is neither invalid nor a second decision."""
 
     @property
-    def _look_ups(self) -> tuple[float, ...]:
-        return self.review, self.look_up, self.idle_look_up, self.shap, self.cohort
-
-    @property
     def _calls(self) -> tuple[float, ...]:
-        return self.duplicate, self.invalid, self.decided_twice, *self._look_ups
+        look_ups = self.review, self.look_up, self.idle_look_up, self.shap, self.cohort
+        return self.duplicate, self.invalid, self.decided_twice, *look_ups
 
     @property
     def _report(self) -> tuple[float, ...]:

@@ -16,9 +16,9 @@ from clinrl.tasks.audit.cases import AuditCase, Truth, differences_of
 from clinrl.tasks.audit.env import APPROVE, FLAG, INVESTIGATE, REVIEW, TIMELINE, Call
 from clinrl.tasks.audit.evidence import names_fallacy, read, supports
 from clinrl.tasks.audit.published import Dense, Episode
+from clinrl.tasks.parts import Weight
 from clinrl.types import Score, Strict
 
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 TERMS: Final = (

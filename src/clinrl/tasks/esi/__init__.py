@@ -1,24 +1,27 @@
 """The ESI task: a triage narrative in, one of five urgency levels out."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from clinrl.errors import DataError
 from clinrl.tasks.base import FORM, Task
-from clinrl.tasks.esi import answer, metrics, rewards, triggers
+from clinrl.tasks.csv_reader import open_table
+from clinrl.tasks.esi import answer, metrics, mietic, mimic, rewards, triggers
 from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of, retold
 from clinrl.tasks.esi.complaints import HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
-from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.published import PUBLISHED
+from clinrl.tasks.esi.rewards import LEVELS
 from clinrl.tasks.esi.rules import EDITIONS, RULE_IDS, Presentation, decide
 from clinrl.tasks.esi.words import clauses, readings
+from clinrl.tasks.importing import Source
 from clinrl.tasks.parts import Checks, Expect, Improvement, Ordered, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable, last_turn
 
-LEVELS = (1, 2, 3, 4, 5)
 AGE_BANDS = (("under 1", 1), ("1-4", 5), ("5-11", 12), ("12-17", 18), ("18-64", 65), ("65 and over", float("inf")))
 """Name and upper edge, excluded, in years."""
 
@@ -65,6 +68,13 @@ _LEVEL_IN_TEXT = r"(?i)\bESI\b|\blevel [1-5]\b|\bANSWER\b"
 def _within(column: str, of: str = "all") -> Expect:
     low, high = BOUNDS[column]
     return expect("ExpectColumnValuesToBeBetween", column, of=of, min_value=low, max_value=high)
+
+
+EXPECTED = (
+    "it must be a folder with triage.csv, edstays.csv and patients.csv (MIMIC-IV-ED; each may be .csv.gz, in ed/ or "
+    "hosp/), or a CSV file with a column tiragecase (MIETIC's validation file) or with the columns instruction, input "
+    "and output (MIETIC.csv)"
+)
 
 
 class Esi(Task):
@@ -136,7 +146,6 @@ class Esi(Task):
             ),
         ),
     )
-    recognise = staticmethod(recognise)
     published = PUBLISHED
 
     pool_of = staticmethod(pool_of)
@@ -185,6 +194,21 @@ class Esi(Task):
             "has_child": p.age_years is not None and p.age_years < 18,
             "has_ambiguity": case.key.ambiguous,
         }
+
+    def recognise(self, path: Path) -> Source:
+        """The source at a path: what is there decides, not what it is called. Raises DataError for anything else."""
+        if not path.exists():
+            raise DataError(f"{path} does not exist; {EXPECTED}")
+        if path.is_dir():
+            if found := mimic.recognise(path):
+                return found
+            raise DataError(f"{path} is a folder without triage records; {EXPECTED}")
+        table = open_table(path)
+        if "tiragecase" in table.columns:
+            return mietic.validation(table)
+        if {"instruction", "input"} <= set(table.columns):
+            return mietic.instructions(table)
+        raise DataError(f"{path} has other columns; {EXPECTED}")
 
     def score(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript), reward)

@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping
 
 from clinrl.intervals import Counts, quadratic_kappa
+from clinrl.tasks.esi.rewards import LEVELS
 from clinrl.tasks.parts import EXACT_SHARE, Share, Statistic, by_steps, recall
 from clinrl.types import Unreadable
 
-LEVELS = (1, 2, 3, 4, 5)
 HIGH_RISK = (1, 2)
 """ESI 1 and 2: the patients who may not wait (ESI Handbook, decision points A and B)."""
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.esi import imported, measured
+from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.importing import (
     Fields,
     Source,
@@ -93,7 +94,8 @@ def _of_validation(table: Table) -> Take:
         measured.check_stay(stay_id, seen, disputed)
         text = _text(row["tiragecase"], "tiragecase")
         subject = pseudonym("subject", measured.identifier(row["subject_id"], "subject_id"))
-        return Taken("exam", subject, {"narrative": text}, imported.fields(VALIDATION, level), level)
+        key = ImportedKey(source=VALIDATION, level=level)
+        return Taken("exam", subject, {"narrative": text}, key.model_dump(), level)
 
     return take
 
@@ -102,7 +104,8 @@ def _of_instructions(row: Fields, _: set[str]) -> Taken:
     level = level_of(row["instruction"])
     text = _text(row["input"], "input")
     whose = pseudonym("narrative", normalise(text))
-    return Taken(use_of(whose, SHARES), whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level), level)
+    key = ImportedKey(source=INSTRUCTIONS, level=level)
+    return Taken(use_of(whose, SHARES), whose, {"narrative": text}, key.model_dump(), level)
 
 
 def _text(cell: str, column: str) -> str:

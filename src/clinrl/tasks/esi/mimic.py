@@ -7,7 +7,9 @@ level is the one that the triage nurse gave. What is known after triage, or may 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from sys import intern
 from typing import Final, NamedTuple, TypeVar
 
 from clinrl.errors import DataError
@@ -101,7 +103,6 @@ def _stem(table: Table) -> str:
 
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
     born, visits = _by_key(patients, "subject_id", _born), _visits(stays)
-    complaints: dict[str, str] = {}
 
     def stay_and_level(row: Fields) -> tuple[str, int]:
         return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
@@ -112,31 +113,23 @@ def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Inta
         stay_id = measured.identifier(row["stay_id"], "stay_id")
         measured.check_stay(stay_id, seen, disputed)
         subject_id = measured.identifier(row["subject_id"], "subject_id")
-        stay = visits.get(stay_id, _ABSENT)
+        if stay_id not in visits:
+            raise Unclear("stay_id", "has no row in edstays")
+        stay = visits[stay_id]
         if stay is None:
             raise Unclear("stay_id", "has several rows in edstays")
-        if stay is _ABSENT:
-            raise Unclear("stay_id", "has no row in edstays")
         if stay.subject != subject_id:
             raise Unclear("subject_id", "is not that of the stay in edstays")
-        return _taken(row, stay, born, complaints)
+        return _taken(row, stay, born)
 
     yield from sift("esi", triage.path.name, triage.rows, take, use, intake)
 
 
-def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None], complaints: dict[str, str]) -> Taken:
+def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None]) -> Taken:
     level, temp_c = measured.acuity(row["acuity"]), measured.temperature_c(row["temperature"])
     signs = {name: measured.vital(row[column], name, column) for name, column in VITALS.items()}
     measured.pressures(signs["sbp_mmhg"], signs["dbp_mmhg"])
-    score, complaint = measured.pain(row["pain"]), row["chiefcomplaint"]
-    chief = complaints.get(complaint)
-    if chief is None:
-        chief = clean(complaint).rstrip(" .,;")
-        if chief.lower() in measured.BLANK:
-            chief = ""
-        imported.check(chief, "chiefcomplaint")
-        if len(complaints) < 1 << 17:
-            complaints[complaint] = chief
+    score, chief = measured.pain(row["pain"]), _complaint(row["chiefcomplaint"])
     sex = SEXES.get(stay.gender)
     if sex is None:
         raise Unclear("gender", "is neither F nor M")
@@ -144,12 +137,19 @@ def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None], complaints: 
     if arrival is None:
         raise Unclear("arrival_transport", "is no known way of arrival")
     age = _age(stay, born)
-    key = imported.fields(
-        KIND, level, complaint=chief, age_years=float(age), sex=sex, **signs, temp_c=temp_c, pain=score
-    )
+    known = {"complaint": chief, "age_years": float(age), "sex": sex, **signs, "temp_c": temp_c, "pain": score}
+    key = imported.ImportedKey.model_validate({"source": KIND, "level": level, **known}).model_dump()
     subject = pseudonym("subject", stay.subject)
     facts = {"narrative": narrative(age, sex, arrival, chief, key)}
     return Taken(use_of(subject, SHARES), subject, facts, key, level)
+
+
+@lru_cache(1 << 17)
+def _complaint(cell: str) -> str:
+    text = clean(cell).rstrip(" .,;")
+    text = "" if text.lower() in measured.BLANK else text
+    imported.check(text, "chiefcomplaint")
+    return text
 
 
 def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[str, float | None]) -> str:
@@ -187,19 +187,15 @@ def _age(stay: Stay, born: Mapping[str, int | None]) -> int:
     return age
 
 
-_ABSENT = Stay("", 0, "", "")
-
-
 def _visits(stays: Table) -> dict[str, Stay | None]:
-    """Stays by stay_id. Strings that repeat are kept once. Without a stay, a triage row is refused for having none."""
-    kept: dict[str, str] = {}
+    """Stays by stay_id. Without a stay, a triage row is refused for having none."""
 
     def stay(row: Fields) -> Stay:
         subject, intime = measured.identifier(row["subject_id"], "subject_id"), row["intime"].strip()
         year = int(intime[:4]) if intime[:4].isdecimal() and intime[4:5] in ("-", "/") else 0
         gender, arrival = row["gender"].strip().lower(), " ".join(row["arrival_transport"].lower().split())
         arrival = "" if arrival in measured.BLANK else arrival
-        return Stay(subject, year, kept.setdefault(gender, gender), kept.setdefault(arrival, arrival))
+        return Stay(subject, year, intern(gender), intern(arrival))
 
     return _by_key(stays, "stay_id", stay)
 

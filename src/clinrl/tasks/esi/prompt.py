@@ -3,7 +3,8 @@
 The three blocks and their bullets are the published contract of the series; the wording is this project's own.
 """
 
-from clinrl.tasks.esi import imported
+from collections.abc import Sequence
+
 from clinrl.tasks.esi.cases import EsiCase, EsiFacts
 from clinrl.tasks.esi.complaints import FINDING_SAYS
 from clinrl.tasks.esi.imported import ImportedKey
@@ -35,17 +36,18 @@ def prompt(facts: EsiFacts) -> list[Message]:
 
 
 def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
-    """The turn of a nurse who reads everything and knows every rule except `omit`, which means nothing to imports."""
+    """The turn of a nurse who reads everything and knows every rule except `omit`.
+
+    Why an imported level was given is not in the records: its turn has what was measured and the steps that follow from
+    the level, claims no finding, and leaves out nothing.
+    """
     if isinstance(case.key, ImportedKey):
-        return transcript_of(imported.gold(case.key, thinking=thinking))
-    patient = case.key.presentation
-    decision = decide(patient, edition=case.key.edition, omit=omit)
-    turn = Message(
-        role="assistant",
-        content=_blocks(patient, decision),
-        thinking=_thoughts(patient, decision, case.key.edition) if thinking else None,
-    )
-    return transcript_of(turn)
+        content, thoughts = _imported(case.key)
+    else:
+        patient = case.key.presentation
+        decision = decide(patient, edition=case.key.edition, omit=omit)
+        content, thoughts = _drawn(patient, decision), _thoughts(patient, decision, case.key.edition)
+    return transcript_of(Message(role="assistant", content=content, thinking=thoughts if thinking else None))
 
 
 def red_flags(p: Presentation) -> tuple[str, ...]:
@@ -62,26 +64,47 @@ def red_flags(p: Presentation) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _blocks(p: Presentation, decision: Decision) -> str:
-    vitals = ", ".join(
-        f"{name} {'n/a' if value is None else value}{' out' if name in decision.over else ''}"
-        for name, value in _vitals(p)
+def _drawn(p: Presentation, decision: Decision) -> str:
+    point, reason = decision.point, _SAYS.get(decision.rule, "")
+    counted = f"{', '.join(p.resources) or 'none'} = {decision.resource_count}"
+    return _blocks(
+        p.complaint,
+        _vital_words(p, decision.over),
+        ", ".join(red_flags(p)) or "none",
+        f"yes, {reason}" if point == "A" else "no",
+        "-" if point == "A" else f"yes, {reason}" if point == "B" else "no",
+        "-" if point in "AB" else counted,
+        "-" if point in "AB" else "raise" if point == "D" else "no",
+        decision.level,
     )
-    point = decision.point
-    reason, counted = _SAYS.get(decision.rule, ""), f"{', '.join(p.resources) or 'none'} = {decision.resource_count}"
-    return "\n".join(
-        (
-            "EXTRACTION:",
-            f"- Chief complaint: {p.complaint}",
-            f"- Vital signs: {vitals}",
-            f"- Red flags: {', '.join(red_flags(p)) or 'none'}",
-            "ESI ALGORITHM:",
-            f"- Step A (lifesaving): {f'yes, {reason}' if point == 'A' else 'no'}",
-            f"- Step B (high-risk): {'-' if point == 'A' else f'yes, {reason}' if point == 'B' else 'no'}",
-            f"- Step C (resources): {'-' if point in 'AB' else counted}",
-            f"- Step D (vitals): {'-' if point in 'AB' else 'raise' if point == 'D' else 'no'}",
-            f"ANSWER: ESI {decision.level}",
-        )
+
+
+def _imported(key: ImportedKey) -> tuple[str, str]:
+    level, vitals = key.level, _vital_words(key, ())
+    content = _blocks(
+        key.complaint or "as told",
+        vitals,
+        "not recorded",
+        "yes" if level == 1 else "no",
+        "-" if level == 1 else "yes" if level == 2 else "no",
+        {3: "two or more", 4: "one", 5: "none"}.get(level, "-"),
+        "-" if level <= 2 else "no",
+        level,
+    )
+    return content, f"Measured: {vitals}."
+
+
+def _blocks(complaint: str, vitals: str, flags: str, a: str, b: str, c: str, d: str, level: int) -> str:
+    return (
+        f"EXTRACTION:\n- Chief complaint: {complaint}\n- Vital signs: {vitals}\n- Red flags: {flags}\n"
+        f"ESI ALGORITHM:\n- Step A (lifesaving): {a}\n- Step B (high-risk): {b}\n- Step C (resources): {c}\n"
+        f"- Step D (vitals): {d}\nANSWER: ESI {level}"
+    )
+
+
+def _vital_words(p: Presentation | ImportedKey, over: Sequence[str]) -> str:
+    return ", ".join(
+        f"{name} {'n/a' if value is None else value}{' out' if name in over else ''}" for name, value in _vitals(p)
     )
 
 
@@ -98,5 +121,5 @@ def _thoughts(p: Presentation, decision: Decision, edition: Edition) -> str:
     )
 
 
-def _vitals(p: Presentation) -> tuple[tuple[str, int | None], ...]:
+def _vitals(p: Presentation | ImportedKey) -> tuple[tuple[str, int | None], ...]:
     return (("HR", p.hr_bpm), ("RR", p.rr_bpm), ("SpO2", p.spo2_pct))

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from clinrl.errors import DataError
 from clinrl.tasks.esi import triggers
+from clinrl.tasks.parts import Finite, Weight
 from clinrl.types import Score, Strict, Unreadable
 
 LEVELS: Final = (1, 2, 3, 4, 5)
@@ -45,8 +46,6 @@ next under-triage by one level."""
 BELOW: Final = 0.25
 """By how much at least silence earns less than every answer, where `refined` sets what it earns: as in the default."""
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Bonus = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 
 
@@ -54,7 +53,7 @@ class Modifiers(Strict):
     """Rule-aware additions. Each needs its trigger in the narrative and the gold level of its row, so that a trigger
     word alone never pays. Rows and gates after the published v49 card; the two 0.5 of row 1 and 2 are our reading."""
 
-    done_intervention_hit: Bonus = 0.0
+    done_intervention_hit: Weight = 0.0
     """Gold 1, answered 1, with an intervention already done."""
     done_intervention_miss: Penalty = 0.0
     """Gold 1, answered 2 or above, with an intervention already done."""

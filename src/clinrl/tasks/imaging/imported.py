@@ -5,12 +5,11 @@ a patient elsewhere is the variant here: a condition with the text of its varian
 """
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from clinrl.tasks.importing import Unclear, finds
-from clinrl.tasks.marks import holds_mark
 from clinrl.types import Message, Strict
 
 RULE: Final = "imported"
@@ -46,23 +45,6 @@ class ImportedKey(Strict):
         min_length=1, max_length=MAX_SENTENCES
     )
     """The reasons as sentences, in order; studies are cited as [n], those without an abstract too."""
-
-
-def fields(label: str, reasoning: tuple[str, ...]) -> dict[str, Any]:
-    """A key as a plain mapping with every field, equal to what the record dumps."""
-    return {"source": KIND, "label": label, "rule": RULE, "reasoning": list(reasoning)}
-
-
-def check(text: str, column: str, longest: int) -> None:
-    """Refuse text that is empty, too long, or holds half a character or a tag. Raises Unclear."""
-    if not text:
-        raise Unclear(column, "is empty")
-    if len(text) > longest:
-        raise Unclear(column, f"is longer than {longest:,} characters")
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise Unclear(column, "holds half a character")
-    if holds_mark(text):
-        raise Unclear(column, "holds a tag of an answer or of a chat template")
 
 
 def check_shown(text: str, column: str) -> None:

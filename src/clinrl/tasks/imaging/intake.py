@@ -25,7 +25,6 @@ from clinrl.tasks.importing import (
     Source,
     Taken,
     Unclear,
-    check_identifiers,
     check_text,
     clean,
     fields_of,
@@ -226,9 +225,8 @@ def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
     if sum(map(len, texts.values())) > MAX_EVIDENCE_CHARACTERS:
         raise Unclear(column, f"holds more than {MAX_EVIDENCE_CHARACTERS:,} characters of abstracts")
     for text in filter(None, texts.values()):
-        imported.check(text, column, MAX_ABSTRACT_CHARACTERS)
+        check_text(text, column, MAX_ABSTRACT_CHARACTERS, PUBLISHED)
         imported.check_shown(text, column)
-        check_identifiers(text, column, PUBLISHED)
     return [{"number": number, "text": text} for number, text in sorted(texts.items()) if text]
 
 
@@ -249,8 +247,7 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
     if len(found) > imported.MAX_SENTENCES:
         raise Unclear(column, f"has more than {imported.MAX_SENTENCES} sentences")
     for sentence in found:
-        imported.check(sentence, column, imported.MAX_SENTENCE_CHARACTERS)
-        check_identifiers(sentence, column)
+        check_text(sentence, column, imported.MAX_SENTENCE_CHARACTERS)
         if not all(number in NUMBERS for number in citations(sentence)):
             raise Unclear(column, f"cites a number outside {NUMBERS[0]} to {NUMBERS[-1]}")
     return found
@@ -268,7 +265,8 @@ def _taken(row: Fields, request: Request, pool: Pool) -> Taken:
         "evidence": evidence_of(_value(row, CITATIONS)[1], CITATIONS[0]),
     }
     check_text(f"{request.condition} | {request.variant} | {request.procedure}", WHOLE)
-    return Taken(pool, request.whose, facts, imported.fields(request.label, reasoning), request.label)
+    key = imported.ImportedKey.model_validate({"source": imported.KIND, "label": request.label, "reasoning": reasoning})
+    return Taken(pool, request.whose, facts, key.model_dump(), request.label)
 
 
 def _request_text(row: Fields, names: tuple[str, ...]) -> str:
@@ -282,8 +280,7 @@ def _request_text(row: Fields, names: tuple[str, ...]) -> str:
 def _prompt_text(value: str, column: str) -> str:
     """A text that a prompt may hold. Remembered, since the procedures of a variant repeat the rest."""
     text = clean(value)
-    imported.check(text, column, MAX_CHARACTERS[column])
-    check_text(text, column)
+    check_text(text, column, MAX_CHARACTERS[column])
     imported.check_shown(text, column)
     return text
 

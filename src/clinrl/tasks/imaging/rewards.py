@@ -16,14 +16,11 @@ from pydantic import Field, model_validator
 from clinrl.errors import DataError
 from clinrl.tasks.imaging import judging, sentences, similarity
 from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, full_text, parse, published_format, published_label
-from clinrl.tasks.parts import NO_RESPONSES, Request, Responses
+from clinrl.tasks.parts import NO_RESPONSES, Finite, Request, Responses, Weight
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, last_turn
 
 TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
 """Every term of a score, always all of them: zero where it does not apply."""
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Judged(Strict):
