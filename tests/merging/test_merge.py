@@ -220,10 +220,9 @@ def test_nothing_is_folded_into_quantised_weights(made, tmp_path):
 
 def test_a_result_that_is_not_finite_is_refused(made, tmp_path):
     base, adapter = made()
-    name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
-    broken = altered(adapter, tmp_path / "nan", **{name: torch.full((24, 3), float("nan"))})
+    broken = altered(base, tmp_path / "nan", **{"model.layers.0.mlp.up_proj.weight": torch.full((24, 16), torch.nan)})
     with pytest.raises(Refused, match=r"model.layers.0.mlp.up_proj.weight' would hold values that are infinite or not"):
-        merge.blend("fold", base, [(broken, 1.0)], tmp_path / "out")
+        merge.blend("fold", broken, [(adapter, 1.0)], tmp_path / "out")
 
 
 def test_an_adapter_that_cannot_be_folded_exactly_is_refused(made, tmp_path):

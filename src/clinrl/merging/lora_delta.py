@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import ArtefactError, Refused, format_value
-from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_index
-from clinrl.models.opening import CONFIG, check_effect, factor_of
+from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_header
+from clinrl.models import opening
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-
-STEM = "adapter_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +62,19 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """A LoRA adapter in PEFT's format, without its tensors.
 
-    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused for an adapter that
-    changes more, or otherwise, than the products of its factors.
+    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused as `opening.check`.
     """
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-        kind = config["peft_type"]
-        complete = {"r": 8, "lora_alpha": 8, "use_rslora": False, "fan_in_fan_out": False} | config
-        complete |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
-    except FileNotFoundError:
-        raise ArtefactError(f"{folder} has no {CONFIG}; it is not an adapter") from None
-    except (ValueError, KeyError, TypeError):
-        raise ArtefactError(f"{folder / CONFIG} is not the configuration of an adapter; rebuild it") from None
-    if kind != "LORA":
-        raise Refused(f"{folder} is a {format_value(kind)} adapter; only LoRA adapters can be merged")
-    stored = read_index(folder, STEM)
-    check_effect(folder, config, stored)
-    return Adapter(folder, complete, _factors(folder, complete, stored))
+    opening.check(folder)
+    config = json.loads((folder / opening.CONFIG).read_bytes())
+    complete = {"lora_alpha": 8, "use_rslora": False, "fan_in_fan_out": False} | config
+    complete |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
+    return Adapter(folder, complete, _factors(folder, complete, read_header(folder / opening.WEIGHTS)))
 
 
 def _factors(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored]) -> dict[str, tuple[Stored, Stored]]:
     found: dict[str, dict[str, Stored]] = {}
     for name, tensor in stored.items():
-        if (factor := factor_of(name)) is not None:
+        if (factor := opening.factor_of(name)) is not None:
             found.setdefault(factor[0], {})[factor[1]] = tensor
     if not found:
         raise ArtefactError(f"{folder} holds no tensors; rebuild it")
@@ -99,7 +87,7 @@ def _factors(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Store
         if not (len(down.shape) == len(up.shape) == 2 and down.shape[0] == up.shape[1] == rank):
             raise ArtefactError(
                 f"{folder} has factors of shape {list(up.shape)} and {list(down.shape)} for {format_value(module)}, "
-                f"whose rank by {CONFIG} is {format_value(rank)}; rebuild it"
+                f"whose rank by {opening.CONFIG} is {format_value(rank)}; rebuild it"
             )
         factors[module] = (down, up)
     return dict(sorted(factors.items()))
