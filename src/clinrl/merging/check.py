@@ -138,14 +138,14 @@ def _compare_weights(base: Path, parts: Sequence[Part], merged: Path) -> Compari
     modules = lora_delta.weight_names(adapters, base, before)
     distances = []
     for name in sorted(modules)[:: max(1, len(modules) // SAMPLED)]:
-        module, transposed = modules[name]
+        module = modules[name]
         kind = getattr(torch, safetensors_io.FLOATS[after[name].dtype])
         rows = slice(None, None, max(1, after[name].shape[0] // ROWS))
         exact = safetensors_io.load(before[name])[rows].double()
         reach = exact.abs()
         for adapter, (_, weight) in zip(adapters, parts, strict=True):
             if module in adapter.factors:
-                delta = adapter.delta(module, transposed=transposed)
+                delta = adapter.delta(module)
                 left, right = delta.left[rows].double() * (weight * delta.scale), delta.right.double()
                 exact = exact + left @ right
                 reach = reach + left.abs() @ right.abs()

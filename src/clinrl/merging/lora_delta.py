@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A change of one weight, as stored there: `scale * left @ right`."""
+    """A change of one weight: `scale * left @ right`."""
 
     left: "Tensor"
     """[rows, rank]"""
@@ -52,21 +52,25 @@ class Adapter:
         alpha = float(_pattern(self.config["alpha_pattern"], module, self.config["lora_alpha"]))
         return alpha / (math.sqrt(rank) if self.config["use_rslora"] else rank)
 
-    def delta(self, module: str, *, transposed: bool = False) -> Delta:
-        """The change of a module's weight, which is stored as [out, in], or as [in, out] if `transposed`."""
+    def delta(self, module: str) -> Delta:
+        """The change of a module's weight [out, in]."""
         down, up = (load(stored) for stored in self.factors[module])
-        left, right = (down.T.contiguous(), up.T.contiguous()) if transposed else (up, down)
-        return Delta(left, right, self.scale(module))
+        return Delta(up, down, self.scale(module))
 
 
 def read_adapter(folder: Path) -> Adapter:
     """A LoRA adapter in PEFT's format, without its tensors.
 
-    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused as `opening.check`.
+    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused as `opening.check`
+    and for weights that are stored as [in, out].
     """
     opening.check(folder)
     config = json.loads((folder / opening.CONFIG).read_bytes())
-    complete = {"lora_alpha": 8, "use_rslora": False, "fan_in_fan_out": False} | config
+    if config.get("fan_in_fan_out"):
+        raise Refused(
+            f"{folder} changes weights that lie as [in, out], as GPT-2's, which is not supported; serve it unmerged"
+        )
+    complete = {"lora_alpha": 8, "use_rslora": False} | config
     complete |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
     return Adapter(folder, complete, _factors(folder, complete, read_header(folder / opening.WEIGHTS)))
 
@@ -205,10 +209,8 @@ def generator(seed: int, *names: object) -> "Generator":
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little", signed=True))
 
 
-def weight_names(
-    adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[str, Stored]
-) -> dict[str, tuple[str, bool]]:
-    """The tensor of a checkpoint that each adapted module's weight is, and whether it is stored transposed.
+def weight_names(adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[str, Stored]) -> dict[str, str]:
+    """The tensor of a checkpoint that is the weight of each adapted module, and the module's name.
 
     A checkpoint may name its tensors otherwise than the model its modules, as a multimodal one does whose text part
     was adapted; transformers knows how. Raises Refused for a module without a tensor, with one of another shape or of
@@ -216,9 +218,7 @@ def weight_names(
     """
     modules = sorted({module for adapter in adapters for module in adapter.factors})
     names = {module: f"{module}.weight" for module in modules}
-    transposed: set[str] = set()
-    flipped = any(adapter.config["fan_in_fan_out"] for adapter in adapters)
-    if flipped or any(name not in stored or name.endswith("lm_head.weight") for name in names.values()):
+    if any(name not in stored or name.endswith("lm_head.weight") for name in names.values()):
         skeleton, renamed = _skeleton(checkpoint, stored)
         names = {module: renamed.get(names[module], names[module]) for module in modules}
         tied = set(getattr(skeleton, "all_tied_weights_keys", {}) or {})
@@ -228,19 +228,16 @@ def weight_names(
                     f"{adapters[0].folder} adapts {format_value(module)}, whose weight is tied to the embeddings in "
                     f"{checkpoint}: a full model cannot hold the one without the other; train without it"
                 )
-        layers = dict(skeleton.named_modules())
-        transposed = {module for module in modules if flipped and type(layers.get(module)).__name__ == "Conv1D"}
     for adapter in adapters:
         for module, (down, up) in adapter.factors.items():
-            _check_fit(adapter, module, stored.get(names[module]), up.shape[0], down.shape[1], module in transposed)
-    return {names[module]: (module, module in transposed) for module in modules}
+            _check_fit(adapter, module, stored.get(names[module]), (up.shape[0], down.shape[1]))
+    return {names[module]: module for module in modules}
 
 
-def _check_fit(adapter: Adapter, module: str, weight: Stored | None, out: int, into: int, transposed: bool) -> None:
+def _check_fit(adapter: Adapter, module: str, weight: Stored | None, expected: tuple[int, int]) -> None:
     what = format_value(module)
     if weight is None:
         raise Refused(f"{adapter.folder} adapts {what}, of which the base has no weight; it belongs to another base")
-    expected = (into, out) if transposed else (out, into)
     if weight.shape != expected:
         raise Refused(
             f"{adapter.folder} changes {what} as {list(expected)}, but its weight in the base is "

@@ -114,10 +114,10 @@ def blend(
     """
     adapters = [lora_delta.read_adapter(folder) for folder, _ in parts]
     weights = [weight for _, weight in parts]
-    for key in ("base_model_name_or_path", "fan_in_fan_out"):
-        if len({adapter.config.get(key) for adapter in adapters}) > 1:
-            named = " and ".join(f"{adapter.folder}: {adapter.config.get(key)}" for adapter in adapters)
-            raise Refused(f"only adapters of one base can be blended, and these differ in {key} ({named})")
+    of = [adapter.config.get("base_model_name_or_path") for adapter in adapters]
+    if len(set(of)) > 1:
+        named = " and ".join(f"{adapter.folder}: {base_of}" for adapter, base_of in zip(adapters, of, strict=True))
+        raise Refused(f"only adapters of one base can be blended, and these name several ({named})")
     stored = tensors_of(base)
     modules = lora_delta.weight_names(adapters, base, stored)
     if method == "cat" or method == "svd":
@@ -129,9 +129,9 @@ def blend(
     def change(name: str) -> safetensors_io.Change | None:
         if name not in modules:
             return None
-        module, transposed = modules[name]
+        module = modules[name]
         places = [place for place, adapter in enumerate(adapters) if module in adapter.factors]
-        changes = [adapters[place].delta(module, transposed=transposed) for place in places]
+        changes = [adapters[place].delta(module) for place in places]
         factors = [weights[place] for place in places]
         generators = [lora_delta.generator(seed, place, name) for place in places]
         thresholds = [lora_delta.threshold(one, density) for one in changes] if method == "ties" else []
