@@ -10,13 +10,11 @@ numbers are its own (measured: 762 of 762 equal beside other rows).
 """
 
 import importlib.metadata
-import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from clinrl.artifacts import canonical_json, digest
+from clinrl.artifacts import canonical_json, digest, whole_lines
 from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, memory
@@ -51,7 +49,7 @@ class Judges:
         self.log = log
         self._found: dict[tuple[str, str], Any] = {}
         for file in [*others, *([] if log is None else [log])]:
-            self._found |= _read_log(file, is_own=file == log)
+            self._found |= _read_log(file)
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
     def answer(self, requests: Iterable[Request]) -> dict[Request, Any]:
@@ -82,7 +80,8 @@ class Judges:
         if self.log is not None and name != "encoder":
             with self.log.open("a", encoding="utf-8") as stream:
                 for (judge, request), reply in found.items():
-                    stream.write(canonical_json({"ask": request, "model": judge, "reply": reply}) + "\n")
+                    # A line end comes first: a kill may have cut the line before short.
+                    stream.write("\n" + canonical_json({"ask": request, "model": judge, "reply": reply}))
 
     def _model(self, name: str) -> Callable[[Sequence[str]], Sequence[Any]]:
         import torch
@@ -188,23 +187,10 @@ def _key(request: Request) -> tuple[str, str]:
     return request.model, digest([request.model, request.text])
 
 
-def _read_log(log: Path, *, is_own: bool) -> dict[tuple[str, str], str]:
-    """The verdicts of a log, without a last line that a kill or a full disk cut short.
-
-    An own log is cut before it, or the next verdict would be added to that line. Another line that is none is left out.
-    """
-    found, whole = dict[tuple[str, str], str](), 0
-    if not log.exists():
-        return found
-    with log.open("rb+" if is_own else "rb") as stream:
-        for line in stream:
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-            with suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                if entry["model"] != "encoder" and isinstance(entry["reply"], str):
-                    found[entry["model"], entry["ask"]] = entry["reply"]
-        if is_own:  # another process may be writing any other
-            stream.truncate(whole)
-    return found
+def _read_log(log: Path) -> dict[tuple[str, str], str]:
+    """The verdicts of a log; an encoder's vectors are in none."""
+    return {
+        (entry["model"], entry["ask"]): entry["reply"]
+        for entry in whole_lines(log)
+        if entry.get("model", "encoder") != "encoder" and isinstance(entry.get("reply"), str)
+    }
