@@ -333,7 +333,7 @@ def trained(tmp_path_factory):
     """The doll's project with the adapters v1 and v3, written as the training process writes them."""
     from peft import LoraConfig, get_peft_model
 
-    from clinrl.training import adapter
+    from clinrl.training import trl
 
     folder = shutil.copytree(dolls.built(), tmp_path_factory.mktemp("trained") / "project")
     with pytest.MonkeyPatch.context() as patch:
@@ -348,7 +348,7 @@ def trained(tmp_path_factory):
                 if "lora_B" in name:
                     torch.nn.init.normal_(parameter, std=0.05)
             with staged(paths.adapter(version)) as out:
-                adapter.write_adapter(adapted, tokenizer, {"task": "esi"}, out)
+                trl.write_adapter(adapted, tokenizer, {"task": "esi"}, out)
                 seal(out, kind="adapter", name=version, task="esi", task_version=2, spec={}, inputs={"base": base})
     return folder
 
