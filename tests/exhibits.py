@@ -14,7 +14,7 @@ from clinrl.data import dataset
 from clinrl.models import bases
 from clinrl.reports import model_card
 from clinrl.training import launch
-from clinrl.training.adapter import write_adapter
+from clinrl.training.trl import write_adapter
 from once import once
 
 STEPS = 3

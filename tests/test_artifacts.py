@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import forks
 from clinrl import artifacts
@@ -45,3 +47,18 @@ def test_what_is_altered_in_the_cache_too_is_found_and_built_anew(
     subprocess.run(first, shell=True, check=True)
     dvc("repro")
     artifacts.verified(Path("out"))
+
+
+@given(st.lists(st.integers(), min_size=1), st.data())
+def test_lines_are_read_once_they_are_whole(tmp_path_factory, values, data) -> None:
+    path = tmp_path_factory.mktemp("lines") / "live.jsonl"
+    assert not [*artifacts.whole_lines(path)]
+    lines = [artifacts.canonical_json({"step": value}).encode() for value in values]
+    path.write_bytes(b"\n".join(lines)[: -data.draw(st.integers(1, len(lines[-1])))])
+    assert [line["step"] for line in artifacts.whole_lines(path)] == values[:-1]
+
+
+def test_a_line_that_a_full_disk_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "live.jsonl"
+    path.write_text('{"step":1}\n{"step":2,"lo{"step":2}\n{"step":3}\n')
+    assert [*artifacts.whole_lines(path)] == [{"step": 1}, {"step": 3}]

@@ -48,6 +48,16 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file that grows by lines, but for what is not whole: a line that is being written, or that
+    a kill or a full disk cut short. None if there is no file."""
+    with suppress(FileNotFoundError), path.open("rb") as stream:
+        for line in stream:
+            with suppress(ValueError):
+                if isinstance(found := json.loads(line), dict):
+                    yield found
+
+
 def files_of(path: Path) -> list[Path]:
     """The files of a folder and of those in it, sorted; of a file, itself; none where nothing is."""
     return [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]

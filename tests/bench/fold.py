@@ -59,28 +59,30 @@ def adapter_shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}.lora_B.weight", (out, RANK)
 
 
-def write_random(folder: Path, dtype: str, shapes: dict[str, tuple[int, ...]], stem: str) -> None:
-    """Normal weights of deviation 0.02, made and written a few megabytes at a time."""
+def write_random(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Normal weights of deviation 0.02, made and written a few megabytes at a time, in bfloat16."""
     import torch
 
     from clinrl.merging import lora_delta, safetensors_io
-
-    kind = getattr(torch, safetensors_io.FLOATS[dtype])
 
     def fill(name: str, put: safetensors_io.Put) -> None:
         source = lora_delta.generator(0, name)
         for first in range(0, prod(shapes[name]), 1 << 21):
             count = min(1 << 21, prod(shapes[name]) - first)
-            block = torch.randn(count, generator=source).mul_(0.02).to(kind)
+            block = torch.randn(count, generator=source).mul_(0.02).to(torch.bfloat16)
             put(block.view(torch.uint8).numpy().data)
 
-    safetensors_io.write(folder, {name: (dtype, shape) for name, shape in shapes.items()}, fill, stem=stem)
+    safetensors_io.write(folder, {name: ("BF16", shape) for name, shape in shapes.items()}, fill)
 
 
 def prepare(folder: Path, layers: int) -> None:
     """Write base and adapter into `folder`."""
+    import torch
     from peft import LoraConfig
+    from safetensors.torch import save_file
     from transformers import Qwen2Config
+
+    from clinrl.merging import lora_delta
 
     for name in ("base", "adapter"):
         (folder / name).mkdir()
@@ -92,8 +94,12 @@ def prepare(folder: Path, layers: int) -> None:
     LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=[name.split(".")[1] for name in LINEAR], task_type="CAUSAL_LM"
     ).save_pretrained(folder / "adapter")
-    write_random(folder / "base", "BF16", dict(model_shapes(layers)), "model")
-    write_random(folder / "adapter", "F32", dict(adapter_shapes(layers)), "adapter_model")
+    write_random(folder / "base", dict(model_shapes(layers)))
+    factors = {
+        name: torch.randn(shape, generator=lora_delta.generator(0, name)).mul_(0.02)
+        for name, shape in adapter_shapes(layers)
+    }
+    save_file(factors, folder / "adapter/adapter_model.safetensors")
 
 
 def fold_ours(base: Path, adapter: Path, out: Path) -> float:
@@ -161,17 +167,21 @@ def sample(folder: Path, way: str, layers: int) -> tuple[Any, Any]:
 
     from clinrl.merging import safetensors_io
 
-    def rows(where: str, stem: str, name: str, last: int | None = None) -> Any:
-        with safe_open(safetensors_io.read_index(folder / where, stem)[name].file, framework="pt") as file:
+    def rows(path: Path, name: str, last: int | None = None) -> Any:
+        with safe_open(path, framework="pt") as file:
             return file.get_slice(name)[:last].double()
+
+    before, after = (safetensors_io.read_index(folder / where) for where in ("base", way))
+    adapter = folder / "adapter/adapter_model.safetensors"
 
     found, exact = [], []
     for module in (f"model.layers.{layer}.{name}" for layer in (0, layers - 1) for name in LINEAR):
         at = f"base_model.model.{module}"
-        down = rows("adapter", "adapter_model", f"{at}.lora_A.weight")
-        up = rows("adapter", "adapter_model", f"{at}.lora_B.weight", ROWS)
-        exact.append(rows("base", "model", f"{module}.weight", ROWS) + ALPHA / RANK * (up @ down))
-        found.append(rows(way, "model", f"{module}.weight", ROWS))
+        down = rows(adapter, f"{at}.lora_A.weight")
+        up = rows(adapter, f"{at}.lora_B.weight", ROWS)
+        name = f"{module}.weight"
+        exact.append(rows(before[name].file, name, ROWS) + ALPHA / RANK * (up @ down))
+        found.append(rows(after[name].file, name, ROWS))
     return torch.cat([part.flatten() for part in found]), torch.cat([part.flatten() for part in exact])
 
 

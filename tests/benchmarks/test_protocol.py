@@ -12,7 +12,7 @@ from auditors import TASK, oracle
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest
 from clinrl.benchmarks import protocol
-from clinrl.benchmarks.record import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
+from clinrl.benchmarks.protocol import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
 from clinrl.cli import commands
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases

@@ -82,7 +82,7 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
             )
             put(block.to(torch.bfloat16).cpu().view(torch.uint8).numpy().data)
 
-    safetensors_io.write(folder, {name: ("BF16", shape) for name, shape in shapes.items()}, fill, stem="model")
+    safetensors_io.write(folder, {name: ("BF16", shape) for name, shape in shapes.items()}, fill)
     words = ROOT / "data/bases" / ("audit" if folder.name.startswith("3B") else "esi")
     for file in (*words.glob("*token*"), words / "chat_template.jinja"):
         shutil.copyfile(file, folder / file.name)

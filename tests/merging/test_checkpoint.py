@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from clinrl.artifacts import digest, digests, write_json
 from clinrl.errors import ArtefactError, Refused
-from clinrl.merging import checkpoint as snapshot
+from clinrl.merging import merge
 from clinrl.models import bases
 
 
@@ -29,7 +29,7 @@ def reference(folder: Path, repo: object, commit: str) -> Path:
 
 
 def test_a_checkpoint_has_its_tensors_by_name(checkpoint):
-    assert snapshot.tensors(checkpoint).keys() == {"w"}
+    assert merge.tensors_of(checkpoint).keys() == {"w"}
 
 
 def test_a_base_may_name_a_local_checkpoint_which_must_not_change(checkpoint, tmp_path):
@@ -67,7 +67,7 @@ def test_a_folder_without_a_config_is_no_model(checkpoint, config):
     if config is not None:
         (checkpoint / "config.json").write_text(config)
     with pytest.raises(ArtefactError, match=r"config.json is missing or malformed"):
-        snapshot.tensors(checkpoint)
+        merge.tensors_of(checkpoint)
 
 
 @pytest.mark.parametrize("where", ["top", "text"])
@@ -75,7 +75,7 @@ def test_quantised_weights_are_refused(checkpoint, where):
     part = {"quantization_config": {"quant_method": "bitsandbytes"}}
     write_json(checkpoint / "config.json", part if where == "top" else {"text_config": part})
     with pytest.raises(Refused, match="holds quantised weights"):
-        snapshot.tensors(checkpoint)
+        merge.tensors_of(checkpoint)
 
 
 def test_the_tokenizer_is_the_adapters_if_it_has_one(checkpoint, tmp_path):
@@ -86,10 +86,10 @@ def test_the_tokenizer_is_the_adapters_if_it_has_one(checkpoint, tmp_path):
         (folder / "tokenizer_config.json").write_text(text)
     (checkpoint / "chat_template.jinja").write_text("base")
     (checkpoint / "pytorch_model.bin").write_bytes(b"never copied")
-    snapshot.complete(checkpoint, adapter, out)
+    merge.complete(checkpoint, adapter, out)
     assert {path.name for path in out.iterdir()} == {"config.json", "tokenizer_config.json"}
     assert (out / "tokenizer_config.json").read_text() == "adapter"
     (adapter / "tokenizer_config.json").unlink()
-    snapshot.complete(checkpoint, adapter, out)
+    merge.complete(checkpoint, adapter, out)
     assert (out / "tokenizer_config.json").read_text() == (out / "chat_template.jinja").read_text() == "base"
     assert json.loads((out / "config.json").read_text()) == {"model_type": "qwen3"}

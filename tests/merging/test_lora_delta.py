@@ -159,7 +159,6 @@ def test_an_adapter_is_read_with_its_scale(tmp_path):
     adapter = lora_delta.read_adapter(written(tmp_path))
     assert adapter.scale("q") == 2.0
     assert dense(adapter.delta("q")).tolist() == [[4.0] * 3] * 4
-    assert dense(adapter.delta("q", transposed=True)).tolist() == [[4.0] * 4] * 3
     adapter = lora_delta.read_adapter(written(tmp_path, {**CONFIG, "use_rslora": True}))
     assert adapter.scale("q") == 4 / math.sqrt(2)
 
@@ -200,7 +199,8 @@ REFUSED = {
     "repeated layers": ({"layer_replication": [[0, 1]]}, "uses 'layer_replication'"),
     "something of tomorrow": ({"use_novelty": {"rank": 3}}, "uses 'use_novelty'"),
     "PiSSA": ({"init_lora_weights": "pissa"}, "was started by 'pissa', which alters the base"),
-    "another kind": ({"peft_type": "IA3"}, "is a 'IA3' adapter; only LoRA"),
+    "weights as GPT-2's": ({"fan_in_fan_out": True}, "weights that lie as"),
+    "another kind": ({"peft_type": "IA3"}, "is not that of a LoRA adapter"),
 }
 
 
@@ -254,13 +254,7 @@ def test_tensors_that_are_not_pairs_of_factors_are_refused(tmp_path, what):
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path):
-    with pytest.raises(ArtefactError, match=r"has no adapter_config.json"):
-        lora_delta.read_adapter(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(ArtefactError, match="is not the configuration of an adapter"):
-        lora_delta.read_adapter(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ArtefactError, match="is not the configuration of an adapter"):
+    with pytest.raises(ArtefactError, match=r"FileNotFoundError.*adapter_config.json"):
         lora_delta.read_adapter(tmp_path)
     written(tmp_path, factors={})
     with pytest.raises(ArtefactError, match="holds no tensors"):

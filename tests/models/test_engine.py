@@ -44,7 +44,7 @@ from clinrl.serving.backends import Remote
 from clinrl.serving.live import Version
 from clinrl.serving.server import Bounds, Service
 from clinrl.tasks.base import get_task
-from clinrl.training.adapter import write_adapter
+from clinrl.training.trl import write_adapter
 from processes import eventually
 
 HOW: dict[str, Any] = {"thinking": True, "temperature": 0.0, "budget": 24, "seed": 3}
@@ -431,7 +431,7 @@ def test_what_was_written_is_not_asked_again(
     server.dies_after = None
     server.asked.clear()
     with (tmp_path / "journal/completions.jsonl").open("ab") as stream:
-        stream.write(b'{"asked": "cut sh')
+        stream.write(b'\n{"asked": "cut sh')
     served.journal = Journal(tmp_path / "journal")
     assert len(served.journal.found) == 4
     assert served.sample(asked, **how) == whole

@@ -126,14 +126,9 @@ def _deeper(folder: Path) -> None:
     _index(folder / "1_Transformer")
 
 
-def _pickles(folder: Path) -> None:
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"model_args": {"weights_only": False}}))
-
-
 LEADS = [
     (_adapter_beside, "adapter_config.json, which names another base"),
     (_index, "names 'vocab.txt', which is no safetensors file"),
-    (_pickles, "sentence_bert_config.json sets model_args"),
     (_deeper, "names 'vocab.txt', which is no safetensors file"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
 ]
@@ -178,11 +173,9 @@ def test_so_is_a_base_that_was_built_here_or_a_merged_model(tmp_path: Path) -> N
 
 
 def test_what_sound_checkpoints_bring_is_no_reason_to_refuse(checkpoint: Path) -> None:
-    """Of other libraries, and how an encoder is called."""
     for name, content in {
         "pytorch_model.bin.index.json": {"weight_map": {"a": "pytorch_model-00001-of-00002.bin"}},
         "openvino.index.json": {},
-        "sentence_bert_config.json": {"max_seq_length": 256, "processing_kwargs": {"text": {}}},
         "model.safetensors.index.json": {"weight_map": {"a": "model-00001-of-00002.safetensors"}},
     }.items():
         (checkpoint / name).write_text(json.dumps(content))

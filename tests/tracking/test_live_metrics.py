@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 import dolls
@@ -90,25 +88,6 @@ def unanswered(port):
         f"clinrl: no live metrics: the registry at http://127.0.0.1:{port} does not answer; start the server, or set "
         "MLFLOW_TRACKING_URI to one that runs; `clinrl register` fills them in\n"
     )
-
-
-@given(st.lists(st.integers()), st.integers(0, 200))
-def test_lines_are_read_once_they_are_whole(tmp_path_factory, values, cut):
-    path = tmp_path_factory.mktemp("lines") / "live.jsonl"
-    assert live_metrics.new_lines(path, 0) == ([], 0)
-    whole = "".join(canonical_json({"step": value}) + "\n" for value in values).encode()
-    path.write_bytes(whole[:cut])
-    first, offset = live_metrics.new_lines(path, 0)
-    path.write_bytes(whole)
-    second, end = live_metrics.new_lines(path, offset)
-    assert [line["step"] for line in first + second] == values
-    assert end == len(whole)
-
-
-def test_a_line_that_a_full_disk_cut_short_is_left_out(tmp_path):
-    path = tmp_path / "live.jsonl"
-    path.write_text('{"step":1}\n{"step":2,"lo{"step":2}\n{"step":3}\n')
-    assert live_metrics.new_lines(path, 0) == ([{"step": 1}, {"step": 3}], path.stat().st_size)
 
 
 def test_a_training_and_its_registration_find_the_same_run(project):

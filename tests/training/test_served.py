@@ -25,8 +25,8 @@ from clinrl.models.engine import model_of
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.training import launch, served, trl
-from clinrl.training.adapter import write_adapter
 from clinrl.training.rows import Row
+from clinrl.training.trl import write_adapter
 
 Run = Callable[..., list[dict[str, Any]]]
 

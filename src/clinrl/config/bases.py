@@ -122,8 +122,6 @@ class HubBase(HubJudge):
     """As at the embedded scale."""
     judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))
     """The judges that the task's reward or measures ask: judge, second_judge."""
-    encoder: HubModel | None = Field(default=None, exclude_if=unless(None))
-    """The sentence encoder that they ask; null: the one that the extra reward-models installs."""
 
 
 class BaseSpec(Section):

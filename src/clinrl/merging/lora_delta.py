@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import ArtefactError, Refused, format_value
-from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_index
-from clinrl.models.opening import CONFIG, check_effect, factor_of
+from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_header
+from clinrl.models import opening
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-STEM = "adapter_model"
-
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A change of one weight, as stored there: `scale * left @ right`."""
+    """A change of one weight: `scale * left @ right`."""
 
     left: "Tensor"
     """[rows, rank]"""
@@ -54,39 +52,33 @@ class Adapter:
         alpha = float(_pattern(self.config["alpha_pattern"], module, self.config["lora_alpha"]))
         return alpha / (math.sqrt(rank) if self.config["use_rslora"] else rank)
 
-    def delta(self, module: str, *, transposed: bool = False) -> Delta:
-        """The change of a module's weight, which is stored as [out, in], or as [in, out] if `transposed`."""
+    def delta(self, module: str) -> Delta:
+        """The change of a module's weight [out, in]."""
         down, up = (load(stored) for stored in self.factors[module])
-        left, right = (down.T.contiguous(), up.T.contiguous()) if transposed else (up, down)
-        return Delta(left, right, self.scale(module))
+        return Delta(up, down, self.scale(module))
 
 
 def read_adapter(folder: Path) -> Adapter:
     """A LoRA adapter in PEFT's format, without its tensors.
 
-    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused for an adapter that
-    changes more, or otherwise, than the products of its factors.
+    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused as `opening.check`
+    and for weights that are stored as [in, out].
     """
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-        kind = config["peft_type"]
-        complete = {"r": 8, "lora_alpha": 8, "use_rslora": False, "fan_in_fan_out": False} | config
-        complete |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
-    except FileNotFoundError:
-        raise ArtefactError(f"{folder} has no {CONFIG}; it is not an adapter") from None
-    except (ValueError, KeyError, TypeError):
-        raise ArtefactError(f"{folder / CONFIG} is not the configuration of an adapter; rebuild it") from None
-    if kind != "LORA":
-        raise Refused(f"{folder} is a {format_value(kind)} adapter; only LoRA adapters can be merged")
-    stored = read_index(folder, STEM)
-    check_effect(folder, config, stored)
-    return Adapter(folder, complete, _factors(folder, complete, stored))
+    opening.check(folder)
+    config = json.loads((folder / opening.CONFIG).read_bytes())
+    if config.get("fan_in_fan_out"):
+        raise Refused(
+            f"{folder} changes weights that lie as [in, out], as GPT-2's, which is not supported; serve it unmerged"
+        )
+    complete = {"lora_alpha": 8, "use_rslora": False} | config
+    complete |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
+    return Adapter(folder, complete, _factors(folder, complete, read_header(folder / opening.WEIGHTS)))
 
 
 def _factors(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored]) -> dict[str, tuple[Stored, Stored]]:
     found: dict[str, dict[str, Stored]] = {}
     for name, tensor in stored.items():
-        if (factor := factor_of(name)) is not None:
+        if (factor := opening.factor_of(name)) is not None:
             found.setdefault(factor[0], {})[factor[1]] = tensor
     if not found:
         raise ArtefactError(f"{folder} holds no tensors; rebuild it")
@@ -99,7 +91,7 @@ def _factors(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Store
         if not (len(down.shape) == len(up.shape) == 2 and down.shape[0] == up.shape[1] == rank):
             raise ArtefactError(
                 f"{folder} has factors of shape {list(up.shape)} and {list(down.shape)} for {format_value(module)}, "
-                f"whose rank by {CONFIG} is {format_value(rank)}; rebuild it"
+                f"whose rank by {opening.CONFIG} is {format_value(rank)}; rebuild it"
             )
         factors[module] = (down, up)
     return dict(sorted(factors.items()))
@@ -217,10 +209,8 @@ def generator(seed: int, *names: object) -> "Generator":
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little", signed=True))
 
 
-def weight_names(
-    adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[str, Stored]
-) -> dict[str, tuple[str, bool]]:
-    """The tensor of a checkpoint that each adapted module's weight is, and whether it is stored transposed.
+def weight_names(adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[str, Stored]) -> dict[str, str]:
+    """The tensor of a checkpoint that is the weight of each adapted module, and the module's name.
 
     A checkpoint may name its tensors otherwise than the model its modules, as a multimodal one does whose text part
     was adapted; transformers knows how. Raises Refused for a module without a tensor, with one of another shape or of
@@ -228,9 +218,7 @@ def weight_names(
     """
     modules = sorted({module for adapter in adapters for module in adapter.factors})
     names = {module: f"{module}.weight" for module in modules}
-    transposed: set[str] = set()
-    flipped = any(adapter.config["fan_in_fan_out"] for adapter in adapters)
-    if flipped or any(name not in stored or name.endswith("lm_head.weight") for name in names.values()):
+    if any(name not in stored or name.endswith("lm_head.weight") for name in names.values()):
         skeleton, renamed = _skeleton(checkpoint, stored)
         names = {module: renamed.get(names[module], names[module]) for module in modules}
         tied = set(getattr(skeleton, "all_tied_weights_keys", {}) or {})
@@ -240,19 +228,16 @@ def weight_names(
                     f"{adapters[0].folder} adapts {format_value(module)}, whose weight is tied to the embeddings in "
                     f"{checkpoint}: a full model cannot hold the one without the other; train without it"
                 )
-        layers = dict(skeleton.named_modules())
-        transposed = {module for module in modules if flipped and type(layers.get(module)).__name__ == "Conv1D"}
     for adapter in adapters:
         for module, (down, up) in adapter.factors.items():
-            _check_fit(adapter, module, stored.get(names[module]), up.shape[0], down.shape[1], module in transposed)
-    return {names[module]: (module, module in transposed) for module in modules}
+            _check_fit(adapter, module, stored.get(names[module]), (up.shape[0], down.shape[1]))
+    return {names[module]: module for module in modules}
 
 
-def _check_fit(adapter: Adapter, module: str, weight: Stored | None, out: int, into: int, transposed: bool) -> None:
+def _check_fit(adapter: Adapter, module: str, weight: Stored | None, expected: tuple[int, int]) -> None:
     what = format_value(module)
     if weight is None:
         raise Refused(f"{adapter.folder} adapts {what}, of which the base has no weight; it belongs to another base")
-    expected = (into, out) if transposed else (out, into)
     if weight.shape != expected:
         raise Refused(
             f"{adapter.folder} changes {what} as {list(expected)}, but its weight in the base is "

@@ -6,7 +6,9 @@ through tensor by tensor, so that memory does not grow with the model, and are n
 adapter that was trained above a 4-bit copy is added to the checkpoint that the copy was made of.
 """
 
+import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,8 +17,8 @@ from clinrl import paths
 from clinrl.artifacts import exclusive, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.config.schema import Fold
-from clinrl.errors import ParamsError, Refused, did_you_mean
-from clinrl.merging import checkpoint, lora_delta, safetensors_io
+from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
+from clinrl.merging import lora_delta, safetensors_io
 from clinrl.merging.check import Check, Part, check
 from clinrl.models import bases, hub, opening
 from clinrl.models.chat import render
@@ -112,24 +114,24 @@ def blend(
     """
     adapters = [lora_delta.read_adapter(folder) for folder, _ in parts]
     weights = [weight for _, weight in parts]
-    for key in ("base_model_name_or_path", "fan_in_fan_out"):
-        if len({adapter.config.get(key) for adapter in adapters}) > 1:
-            named = " and ".join(f"{adapter.folder}: {adapter.config.get(key)}" for adapter in adapters)
-            raise Refused(f"only adapters of one base can be blended, and these differ in {key} ({named})")
-    stored = checkpoint.tensors(base)
+    of = [adapter.config.get("base_model_name_or_path") for adapter in adapters]
+    if len(set(of)) > 1:
+        named = " and ".join(f"{adapter.folder}: {base_of}" for adapter, base_of in zip(adapters, of, strict=True))
+        raise Refused(f"only adapters of one base can be blended, and these name several ({named})")
+    stored = tensors_of(base)
     modules = lora_delta.weight_names(adapters, base, stored)
     if method == "cat" or method == "svd":
         error = _blend_factors(method, adapters, weights, out)
-        checkpoint.copy(parts[0][0], out, hub.TOKENIZER)
+        _copy(parts[0][0], out, hub.TOKENIZER)
         return error
     tally: dict[str, tuple[float, float]] = {}
 
     def change(name: str) -> safetensors_io.Change | None:
         if name not in modules:
             return None
-        module, transposed = modules[name]
+        module = modules[name]
         places = [place for place, adapter in enumerate(adapters) if module in adapter.factors]
-        changes = [adapters[place].delta(module, transposed=transposed) for place in places]
+        changes = [adapters[place].delta(module) for place in places]
         factors = [weights[place] for place in places]
         generators = [lora_delta.generator(seed, place, name) for place in places]
         thresholds = [lora_delta.threshold(one, density) for one in changes] if method == "ties" else []
@@ -156,7 +158,7 @@ def blend(
     out.mkdir(parents=True, exist_ok=True)
     with progress(f"{method} {' '.join(folder.name for folder, _ in parts)}", len(stored)) as advance:
         safetensors_io.rewrite(stored, out, change, advance=advance)
-    checkpoint.complete(base, parts[0][0], out)
+    complete(base, parts[0][0], out)
     return _share(tally)
 
 
@@ -164,6 +166,8 @@ def _blend_factors(
     method: Method, adapters: Sequence[lora_delta.Adapter], weights: Sequence[float], out: Path
 ) -> float | None:
     """Write the blend as an adapter of scale 1; the share of the exact sum that it departs from it."""
+    from safetensors.torch import save_file
+
     tensors, ranks = {}, {}
     tally: dict[str, tuple[float, float]] = {}
     for module in sorted({module for adapter in adapters for module in adapter.factors}):
@@ -177,9 +181,38 @@ def _blend_factors(
         ranks[module] = written.left.shape[1]
         tensors[f"{opening.PREFIX}{module}.lora_A.weight"] = written.right
         tensors[f"{opening.PREFIX}{module}.lora_B.weight"] = written.left
-    safetensors_io.save(out, tensors, stem=lora_delta.STEM)
+    save_file(tensors, out / opening.WEIGHTS, metadata={"format": "pt"})
     write_json(out / opening.CONFIG, lora_delta.blended_config(adapters, ranks))
     return _share(tally)
+
+
+def tensors_of(source: Path) -> dict[str, safetensors_io.Stored]:
+    """The tensors of a full model by name. Raises Refused if they are quantised, ArtefactError if it is no model."""
+    config = source / "config.json"
+    try:
+        declared = json.loads(config.read_bytes())
+        parts = [declared, *(part for part in declared.values() if isinstance(part, dict))]
+    except (FileNotFoundError, ValueError, AttributeError):
+        raise ArtefactError(f"{config} is missing or malformed, so {source} is not a model; fetch it again") from None
+    if any("quantization_config" in part for part in parts):
+        raise Refused(
+            f"{source} holds quantised weights (quantization_config in config.json), and an adapter is never folded "
+            "into those; use the checkpoint that it was made of"
+        )
+    return safetensors_io.read_index(source)
+
+
+def complete(source: Path, adapter: Path, out: Path) -> None:
+    """Copy what a full model needs beside its weights: the base's configs, the adapter's tokenizer or the base's."""
+    _copy(source, out, hub.CONFIGS)
+    _copy(adapter if (adapter / "tokenizer_config.json").exists() else source, out, hub.TOKENIZER)
+
+
+def _copy(source: Path, out: Path, names: Sequence[str]) -> None:
+    """Copy those of the named files that there are."""
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
 
 
 def _share(tally: Mapping[str, tuple[float, float]]) -> float | None:

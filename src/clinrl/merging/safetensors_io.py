@@ -8,7 +8,6 @@ was cut into files, nor on which thread was first. A file has the bytes that the
 import json
 import os
 import shutil
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import ArtefactError, Refused, format_value
-from clinrl.models.chat import distinct_keys
 from clinrl.runtime.determinism import THREADS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODEL = "model"
-"""Stem of the files that hold a full model, as transformers names them."""
+INDEX = "model.safetensors.index.json"
+"""Says which file of a model has which tensor, where there are several."""
 MAX_SHARD_BYTES = 5_000_000_000
 """Bytes of tensors in a file: the hub's own default, which every client can fetch and resume."""
 BLOCK_BYTES = 2 << 20
@@ -38,13 +36,11 @@ Otherwise a large model fills the page cache, and the writing waits for memory t
 """
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of the format."""
 
 BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
-    "U64": 64,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
 """Bits of an element by the type's name in the format, in the order in which a file is sorted, last type first."""
 FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
@@ -75,13 +71,13 @@ class Stored:
         return prod(self.shape)
 
 
-def read_index(folder: Path, stem: str = MODEL) -> dict[str, Stored]:
-    """Every tensor of a checkpoint folder by name: `<stem>.safetensors`, or the shards that its index names.
+def read_index(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a checkpoint folder by name: `model.safetensors`, or the shards that its index names.
 
     Reads headers only. Raises ArtefactError with one sentence for a folder without safetensors, and for a file that
     is cut short, malformed, or not what the index says.
     """
-    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():
         return read_header(single)
     if not index.is_file():
@@ -119,40 +115,21 @@ def read_index(folder: Path, stem: str = MODEL) -> dict[str, Stored]:
 
 def read_header(file: Path) -> dict[str, Stored]:
     """Every tensor of one safetensors file by name. Raises ArtefactError if the file is cut short or malformed."""
-    length = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        header_bytes = struct.unpack("<Q", start)[0] if len(start) == 8 else LARGEST_HEADER + 1
-        if header_bytes > min(LARGEST_HEADER, length - 8):
-            raise ArtefactError(f"{file} is not a safetensors file, or was cut short in its header; fetch it again")
-        text = stream.read(header_bytes)
+    from safetensors import SafetensorError, safe_open
+
+    found = {}
     try:
-        header = json.loads(text, object_pairs_hook=distinct_keys)
-        header.pop("__metadata__", None)
-        tensors = {name: _stored(file, 8 + header_bytes, **entry) for name, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ArtefactError(f"{file} has a malformed header ({format_value(str(error))}); fetch it again") from None
-    end = 8 + header_bytes
-    for name, stored in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
-        if stored.start != end:
-            raise ArtefactError(
-                f"{file} has a malformed header (a gap or an overlap at {format_value(name)}); fetch it again"
-            )
-        end += stored.size
-    if end != length:
-        raise ArtefactError(
-            f"{file} has {length:,} bytes and its header needs {end:,}; it was cut short: fetch it again"
-        )
-    return tensors
-
-
-def _stored(file: Path, base: int, *, dtype: str, shape: list[int], data_offsets: list[int]) -> Stored:
-    first, last = data_offsets
-    if not all(type(number) is int and number >= 0 for number in [*shape, first, last]):
-        raise ValueError("a shape or an offset is not a natural number")
-    if last - first != byte_size(dtype, shape):
-        raise ValueError("a tensor's offsets do not fit its shape")
-    return Stored(file, dtype, tuple(shape), base + first, last - first)
+        with safe_open(file, framework="pt") as tensors, file.open("rb") as stream:
+            end = 8 + int.from_bytes(stream.read(8), "little")
+            for name in tensors.offset_keys():  # the library has checked that they lie side by side
+                entry = tensors.get_slice(name)
+                dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+                found[name] = Stored(file, dtype, shape, end, byte_size(dtype, shape))
+                end += found[name].size
+    except SafetensorError as error:
+        reason = format_value(str(error).removeprefix("Error while deserializing header: "))
+        raise ArtefactError(f"{file} is not a whole safetensors file ({reason}); fetch it again") from None
+    return found
 
 
 def byte_size(dtype: str, shape: Sequence[int]) -> int:
@@ -177,30 +154,32 @@ def write(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     fill: Callable[[str, Put], None],
     *,
-    stem: str = MODEL,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write a checkpoint, of which types and shapes are given by name, and the bytes by `fill(name, put)`.
+    """Write a full model, of which types and shapes are given by name, and the bytes by `fill(name, put)`.
 
     `fill` hands a tensor's bytes to `put`, in order and in pieces of any size; it is called once a tensor, from several
-    threads, and `advance` after each. One file `<stem>.safetensors` if all fits in MAX_SHARD_BYTES, else numbered
-    files and an index, with a tensor larger than that in a file of its own. Raises Refused if the disk has no room.
+    threads, and `advance` after each. One file if all fits in MAX_SHARD_BYTES, else numbered files and an index, filled
+    in the order of names, with a tensor larger than that in a file of its own. Raises Refused if the disk has no room.
     """
     import torch
+    from huggingface_hub import split_state_dict_into_shards_factory
 
     total = sum(byte_size(*kind) for kind in tensors.values())
     free = shutil.disk_usage(out).free
     if total > free:
         raise Refused(f"{out.parent} has {free / 1e9:.1f} GB free and the model needs {total / 1e9:.1f} GB; make room")
-    shards = plan(tensors, MAX_SHARD_BYTES)
-    files = [f"{stem}.safetensors"]
-    if len(shards) > 1:
-        files = [f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    split = split_state_dict_into_shards_factory(
+        dict(sorted(tensors.items())),
+        get_storage_size=lambda kind: byte_size(*kind),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=MAX_SHARD_BYTES,
+    )
     jobs: list[tuple[str, int, int]] = []
     descriptors: list[int] = []
     threads = torch.get_num_threads()
     try:
-        for file, names in zip(files, shards, strict=True):
+        for file, names in split.filename_to_tensors.items():
             header, offsets = _header({name: tensors[name] for name in names})
             descriptors.append(os.open(out / file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644))
             _write(descriptors[-1], memoryview(header), 0)
@@ -237,17 +216,10 @@ def write(
         torch.set_num_threads(threads)
         for descriptor in descriptors:
             os.close(descriptor)
-    if len(shards) > 1:
+    if split.is_sharded:
         metadata = {"total_parameters": sum(prod(shape) for _, shape in tensors.values()), "total_size": total}
-        named = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        text = json.dumps({"metadata": metadata, "weight_map": named}, indent=2, sort_keys=True)
-        (out / f"{stem}.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
-
-
-def save(out: Path, tensors: Mapping[str, "Tensor"], *, stem: str) -> None:
-    """Write float32 tensors that are in memory, as `write` does."""
-    kinds = {name: ("F32", tuple(tensor.shape)) for name, tensor in tensors.items()}
-    write(out, kinds, lambda name, put: put(_bytes(tensors[name].contiguous().flatten())), stem=stem)
+        text = json.dumps({"metadata": metadata, "weight_map": split.tensor_to_filename}, indent=2, sort_keys=True)
+        (out / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
 def rewrite(
@@ -276,20 +248,6 @@ def rewrite(
     write(out, kinds, fill, advance=advance)
 
 
-def plan(tensors: Mapping[str, tuple[str, tuple[int, ...]]], max_shard_bytes: int) -> list[list[str]]:
-    """The names that go into each file, filled in the order of names. Pure."""
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name in sorted(tensors):
-        size = byte_size(*tensors[name])
-        if shards[-1] and filled + size > max_shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    return shards
-
-
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int]]:
     """The head of a file and each tensor's offset behind it. The widest types come first, so that all are aligned."""
     rank = {dtype: position for position, dtype in enumerate(BITS)}
@@ -301,7 +259,7 @@ def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, 
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offsets[name], end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, offsets
+    return len(text).to_bytes(8, "little") + text, offsets
 
 
 def _copy(stored: Stored, source: int, put: Put) -> None:

@@ -7,7 +7,6 @@ reference each. Everything that needs the model loads it here, so that all stage
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +81,6 @@ def _reference(spec: "HubBase") -> dict[str, Any]:
         found["prefill"] = False
     if spec.judges:
         found["judges"] = {name: {**_pinned(judge), "quantize": judge.quantize} for name, judge in spec.judges.items()}
-    if spec.encoder is not None:
-        found["encoder"] = _pinned(spec.encoder)
     return found
 
 
@@ -181,8 +178,8 @@ def scale_of(folder: Path) -> Scale:
     return "full" if reference(folder) else "embedded"
 
 
-def locate(named: dict[str, Any], by: Path, also: Sequence[str] = ()) -> Path:
-    """The folder of a checkpoint that `by` names: a local one, or what the hub has at its commit, and `also` of it.
+def locate(named: dict[str, Any], by: Path) -> Path:
+    """The folder of a checkpoint that `by` names: a local one, or what the hub has at its commit.
 
     Loaders get a folder, never a name: by a name they would look for a path here first, then ask the hub for more.
     Raises ArtefactError if a local one is another or one of the hub has no whole commit, and Refused as `hub.fetch`.
@@ -198,7 +195,7 @@ def locate(named: dict[str, Any], by: Path, also: Sequence[str] = ()) -> Path:
         raise ArtefactError(
             f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
         )
-    folder = hub.fetch(repo, commit, also)
+    folder = hub.fetch(repo, commit)
     opening.check_checkpoint(folder)
     return folder
 

@@ -6,7 +6,7 @@ A commit that is in the local cache needs no network. Whatever goes wrong is tol
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from re import compile as pattern
@@ -26,12 +26,7 @@ TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
 """Files of a tokenizer, which come from the adapter if it has one."""
-WANTED = ("model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER)
-ENCODER = (
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json",
-    "*/model.safetensors",
-)  # fmt: skip
-"""Files of a sentence encoder beside those of its language model."""
+WANTED = ["model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 KEPT = "start the same command again: what was fetched is kept"
@@ -50,9 +45,8 @@ def commit_of(repo: str, revision: str) -> str:
     return commit
 
 
-def fetch(repo: str, commit: str, also: Sequence[str] = ()) -> Path:
-    """The folder with a checkpoint's files, and those that `also` names: from the cache if all are there, else from the
-    hub.
+def fetch(repo: str, commit: str) -> Path:
+    """The folder with a checkpoint's files: from the cache if all are there, else from the hub.
 
     Raises Refused if the hub does not deliver them, if they are not what it announced, or if no safetensors are among
     them.
@@ -60,17 +54,16 @@ def fetch(repo: str, commit: str, also: Sequence[str] = ()) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    wanted = [*WANTED, *also]
     with _refused(repo, commit):
         try:
-            folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted, local_files_only=True))
+            folder = Path(snapshot_download(repo, revision=commit, allow_patterns=WANTED, local_files_only=True))
             if _is_whole(folder):
                 return folder
         except LocalEntryNotFoundError:
             pass
         # The download keeps silent about a hub that it cannot ask, where the cache has a part of the commit.
         next(iter(HfApi().list_repo_tree(repo, revision=commit)), None)
-        folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted))
+        folder = Path(snapshot_download(repo, revision=commit, allow_patterns=WANTED))
     _check(repo, folder)
     return folder
 

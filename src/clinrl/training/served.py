@@ -18,8 +18,8 @@ from clinrl.config.machine import Vllm
 from clinrl.models import bases
 from clinrl.models.engine import Engine, connect, name_of, seed_of
 from clinrl.models.vllm_client import Request
-from clinrl.training.adapter import write_weights
 from clinrl.training.launch import SAMPLERS
+from clinrl.training.trl import write_weights
 
 CORRECTION = "token_truncate"
 """Each token's ratio of probabilities weights its loss, up to TRL's bound. TRL's default, whole completions by the

@@ -7,6 +7,7 @@ on a boundary where resuming is exact.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,15 +15,17 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import set_seed
 from trl import GRPOConfig, SFTConfig
 
+from clinrl import paths
+from clinrl.artifacts import write_json
 from clinrl.config.machine import sequences_of
 from clinrl.config.recipes import Phase, Trainer
 from clinrl.data.sampling import phase_of
 from clinrl.errors import TrainingError
-from clinrl.models import opening
+from clinrl.models import bases, hub, opening
 from clinrl.models.chat import encode, encoded, end_tokens, render, results, spelt
 from clinrl.models.generate import check_room, window
 from clinrl.models.judges import Judges
@@ -68,6 +71,35 @@ def adapter_state(model: Any) -> dict[str, torch.Tensor]:
     """A copy of the trained adapter's tensors on the CPU, by the names they have in its file."""
     state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
     return {name: state[name].detach().cpu().clone().contiguous() for name in sorted(state)}
+
+
+def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
+    """The adapter's weights and configuration and the tokenizer, the same bytes for the same weights.
+
+    PEFT writes a set, whose order the hash seed decides, and the base's path on this machine; the tokenizer writes
+    whether HF_HUB_OFFLINE was set. All three are replaced. A checkpoint of the hub is named by repository and commit.
+    """
+    write_weights(model, spec, folder)
+    tokenizer.init_kwargs["local_files_only"] = False
+    tokenizer.save_pretrained(folder)
+
+
+def write_weights(model: Any, spec: Mapping[str, Any], folder: Path) -> None:
+    """The adapter's weights and configuration alone."""
+    save_file(adapter_state(model), folder / opening.WEIGHTS, metadata={"format": "pt"})
+    config = model.peft_config["default"].to_dict()
+    config["inference_mode"] = True
+    named = bases.reference(paths.base(spec["task"]))  # others have no base folder, and ask the hub
+    config["base_model_name_or_path"] = named.get("repo", str(paths.base(spec["task"])))
+    config["revision"] = hub.COMMIT.fullmatch(named.get("commit", "")) and named["commit"]
+    write_json(folder / opening.CONFIG, {key: _plain(value) for key, value in config.items()})
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, in one order: sets sorted, enums as their values."""
+    if isinstance(value, set):
+        return sorted(value)
+    return value.value if isinstance(value, Enum) else value
 
 
 def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:

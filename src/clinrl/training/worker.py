@@ -103,7 +103,6 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
     from clinrl.training import rejection, served, trl
-    from clinrl.training.adapter import write_adapter
     from clinrl.training.callback import history
     from clinrl.training.launch import ROWS
     from clinrl.training.monitor import HeldOut
@@ -173,7 +172,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         adapter = folder / "adapter"
         shutil.rmtree(adapter, ignore_errors=True)
         adapter.mkdir()
-        write_adapter(model, tokenizer, spec, adapter)
+        trl.write_adapter(model, tokenizer, spec, adapter)
         (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
         if spec["trainer"].get("loss_path", "stock") != "stock":
             write_json(adapter / LOSS_PATH, trainer.loss_record())
