@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from clinrl.cli.arguments import port
+from clinrl.cli.arguments import LAST_PORT, natural
 from clinrl.cli.parser import Parser
 from clinrl.config.params import Params, load_params
 from clinrl.errors import Refused
@@ -41,8 +41,8 @@ def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
         epilog=EPILOG,
     )
     words.add_argument("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too")
-    words.add_argument("--prefect-port", type=port(1), default=4200, metavar="PORT", help="default: 4200")
-    words.add_argument("--mlflow-port", type=port(1), default=5000, metavar="PORT", help="default: 5000")
+    words.add_argument("--prefect-port", type=natural(1, LAST_PORT), default=4200, metavar="PORT", help="default: 4200")
+    words.add_argument("--mlflow-port", type=natural(1, LAST_PORT), default=5000, metavar="PORT", help="default: 5000")
 
 
 def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
