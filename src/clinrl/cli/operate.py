@@ -328,7 +328,7 @@ SETUP = {
         "without NAME, all of params.yaml. --resolved fills in every default and, of NAME, keeps the active scale "
         "alone.",
         examples="clinrl params esi-v49 --resolved\nclinrl params esi-v49 --resolved --json\nclinrl params --resolved",
-        runs="cli.params_command:stage",
+        runs="config.resolved:stage",
         arguments=(
             arg("name", metavar="NAME", nargs="?", help="a version, a merge, or TASK-base; default: everything"),
             arg("--resolved", action="store_true", help="with defaults filled in, at the active scale"),
