@@ -9,6 +9,7 @@ from typing import Any
 from clinrl import __version__
 from clinrl.cli.arguments import Argument
 from clinrl.cli.commands import COMMANDS, GROUPS
+from clinrl.errors import nearest
 
 WIDTH = 79
 EPILOG = """examples:
@@ -51,13 +52,6 @@ class Parser(argparse.ArgumentParser):
             near = next(filter(None, (nearest(word, self._option_string_actions) for word in rest)), "")
             self.error(f"unrecognized arguments: {' '.join(rest)}" + (f"; did you mean {near}?" if near else ""))
         return found, rest
-
-
-def nearest(word: str, names: Collection[str]) -> str:
-    """The name that a misspelt word is nearest to; empty if none is near."""
-    import difflib  # after an error alone
-
-    return next(iter(difflib.get_close_matches(word[:80], names, n=1)), "")
 
 
 def parser(shown: str = argparse.SUPPRESS) -> Parser:
