@@ -126,7 +126,12 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
                 here, fork = _begun(program)
                 running[here] = place, fork
             for here in [end for end in wait([*running]) if isinstance(end, Connection)]:
-                value = _received(here)
+                try:
+                    value, error = here.recv()
+                except EOFError:
+                    raise Refused("a process of this command was killed; give the command again") from None
+                if error is not None:
+                    raise error
                 place, fork = running.pop(here)
                 found[place] = value
                 fork.join()
@@ -152,16 +157,6 @@ def _begun(program: Callable[[], Any]) -> tuple[Connection, Fork]:
     fork = Fork(send, partial(starter.die_with, os.getpid()))
     there.close()
     return here, fork
-
-
-def _received(here: Connection) -> Any:
-    try:
-        value, error = here.recv()
-    except EOFError:
-        raise Refused("a process of this command was killed; give the command again") from None
-    if error is not None:
-        raise error
-    return value
 
 
 def _has_gpu() -> bool:
