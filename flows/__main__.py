@@ -7,18 +7,18 @@ wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another comm
 import atexit
 import gc
 import sys
-import textwrap
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clinrl.cli.parser import WIDTH, Parser
+from clinrl.cli.arguments import LAST_PORT, Command, arg, natural, value
+from clinrl.cli.parser import Parser, add_command
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
 from clinrl.errors import Refused, echo, with_exit_code
-from clinrl.pipeline.plan import generations
+from clinrl.pipeline.plan import WHAT, generations
 from clinrl.runtime import child, determinism, dvc_state
 from flows import interpreter, serve, servers
 from flows.turns import at_work
@@ -26,52 +26,69 @@ from flows.turns import at_work
 if TYPE_CHECKING:
     from prefect import State
 
-EPILOG = """examples:
-{examples}
-
-{needs}With PREFECT_API_URL set, the run is recorded by that server, and a person can be asked on its page.
-The same command continues a run that was interrupted or killed."""
+ALONE = (
+    "With PREFECT_API_URL set, the run is recorded by that server, and a person can be asked on its page. "
+    "The same command continues a run that was interrupted or killed."
+)
+NAME = arg("name", metavar="NAME", help="a version or a merge of params.yaml")
+TASK = arg("task", metavar="TASK", help="a task of params.yaml")
+APPROVER = arg("--approver", metavar="NAME", help="who approves the release, given beforehand")
 
 FLOWS = {
-    "reproduce": (
-        "NAME",
-        "build a version or a merge and what it comes from, and register it",
-        "Builds what is stale of NAME, a version or a merge, and of its ancestors, and registers them.",
-        "python -m flows reproduce esi-v49\n  python -m flows reproduce esi-v46-v49",
+    "reproduce": Command(
+        help="build a version or a merge and what it comes from, and register it",
+        description="Builds what is stale of NAME, a version or a merge, and of its ancestors, and registers them. "
+        f"Needs no server. {ALONE}",
+        examples="python -m flows reproduce esi-v49\npython -m flows reproduce esi-v46-v49",
+        arguments=(NAME,),
     ),
-    "build": (
-        "WHAT",
-        "have workers build many versions side by side, and register them",
-        "Has workers of a Prefect server build the versions of WHAT and their ancestors, at this checkout's commit. "
-        "Gathers them as the branch built/WHAT, and registers them. docs/many-machines.md tells more.",
-        "python -m flows build imaging-arms\n  python -m flows build esi",
+    "build": Command(
+        help="have workers build many versions side by side, and register them",
+        description="Has workers of a Prefect server build the versions of WHAT and their ancestors, at this "
+        "checkout's commit. Gathers them as the branch built/WHAT, and registers them. docs/many-machines.md tells "
+        f"more. {ALONE}",
+        examples="python -m flows build imaging-arms\npython -m flows build esi",
+        arguments=(arg("what", metavar="WHAT", help=f"{WHAT} of params.yaml"),),
+        also="fan-out distribute",
     ),
-    "release": (
-        "NAME",
-        "decide on a registered version or merge, have it approved and promote it",
-        "Decides whether NAME, a registered version or merge, may become champion, has that approved and promotes it; "
-        "then makes a version's full models, which become champions by the same approval if they pass the gate.",
-        'python -m flows release esi-v49 --approver "Ada Lovelace"',
+    "release": Command(
+        help="decide on a registered version or merge, have it approved and promote it",
+        description="Decides whether NAME, a registered version or merge, may become champion, has that approved and "
+        "promotes it; then makes a version's full models, which become champions by the same approval if they pass "
+        f"the gate. Needs no server. {ALONE}",
+        examples='python -m flows release esi-v49 --approver "Ada Lovelace"',
+        arguments=(NAME, APPROVER),
+        also="promote deploy",
     ),
-    "retrain": (
-        "TASK",
-        "build what is stale of a task, release the newest version, or draft the next",
-        "Builds what is stale of all versions of TASK, then releases the newest. If nothing is stale, and the schedule "
-        "of TASK says `draft: true`, drafts the next version from the champion's errors, builds it, and releases it or "
-        "drops it if it brings nothing. Works in this checkout; what `serve` runs by a schedule hands over a branch.",
-        'python -m flows retrain esi\n  python -m flows retrain esi --approver "Ada Lovelace"',
+    "retrain": Command(
+        help="build what is stale of a task, release the newest version, or draft the next",
+        description="Builds what is stale of all versions of TASK, then releases the newest. If nothing is stale, and "
+        "the schedule of TASK says `draft: true`, drafts the next version from the champion's errors, builds it, and "
+        "releases it or drops it if it brings nothing. Works in this checkout; what `serve` runs by a schedule hands "
+        f"over a branch. Needs no server. {ALONE}",
+        examples='python -m flows retrain esi\npython -m flows retrain esi --approver "Ada Lovelace"',
+        arguments=(TASK, APPROVER),
+        also="train schedule",
     ),
-    "watch": (
-        "TASK",
-        "look at what is served of a task, and raise alarms as events",
-        "Compares what the champion of TASK was asked and answered with its exam, and sends an event for a new alarm.",
-        "python -m flows watch esi",
+    "watch": Command(
+        help="look at what is served of a task, and raise alarms as events",
+        description="Compares what the champion of TASK was asked and answered with its exam, and sends an event for "
+        f"a new alarm. Needs no server. {ALONE}",
+        examples="python -m flows watch esi",
+        arguments=(TASK,),
+    ),
+    "serve": Command(
+        help="serve the deployments by the schedules of params.yaml",
+        description="Serves the deployments of params.yaml: retraining by its schedules, and each flow by hand. Ends, "
+        "and ends what it started, on Ctrl-C and on SIGTERM. What was interrupted is continued by the next run.",
+        examples="python -m flows serve --servers\nPREFECT_API_URL=http://127.0.0.1:4200/api python -m flows serve",
+        arguments=(
+            arg("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too"),
+            value("--prefect-port", natural(1, LAST_PORT), "of Prefect", 4200),
+            value("--mlflow-port", natural(1, LAST_PORT), "of MLflow", 5000),
+        ),
     ),
 }
-"""What each flow takes, what it does in a line and in sentences, and examples."""
-ARGUMENTS = {"NAME": "a version or a merge", "TASK": "a task", "WHAT": "a task, a comparison or a version"}
-ALSO = {"build": ("fan-out", "distribute"), "release": ("promote", "deploy"), "retrain": ("train", "schedule")}
-"""Other words that people use for a flow."""
 
 
 def parser() -> Parser:
@@ -80,20 +97,11 @@ def parser() -> Parser:
         prog="python -m flows",
         description="Runs a flow, or serves them all by the schedules of params.yaml.",
         epilog="`python -m flows FLOW --help` has examples.",
-        also=ALSO,
+        also={name: flow.also.split() for name, flow in FLOWS.items()},
     )
     commands = top.add_subparsers(dest="flow", metavar="FLOW", required=True)
-    for name, (argument, line, description, examples) in FLOWS.items():
-        words = commands.add_parser(
-            name,
-            help=line,
-            description=textwrap.fill(description, WIDTH, break_on_hyphens=False),
-            epilog=EPILOG.format(examples=f"  {examples}", needs="" if name == "build" else "Needs no server. "),
-        )
-        words.add_argument(argument.lower(), metavar=argument, help=f"{ARGUMENTS[argument]} of params.yaml")
-        if name in ("release", "retrain"):
-            words.add_argument("--approver", metavar="NAME", help="who approves the release, given beforehand")
-    serve.add_to(commands)
+    for name, flow in FLOWS.items():
+        add_command(commands, name, flow)
     return top
 
 

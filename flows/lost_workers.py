@@ -10,16 +10,13 @@ from prefect.events.schemas.events import ResourceSpecification
 
 NAME = "clinrl: versions of lost workers"
 """The automation that sets a run to Crashed whose process tells nothing of itself any more."""
-SHIPPED = "clinrl: runs of lost workers"
-"""What it was called when it looked at the runs of all flows, and so set to Crashed what was well. A server keeps an
-automation until somebody deletes it."""
 SILENCE_S = 90.0
 """Seconds after which a run counts as lost: three of Prefect's heartbeats, which it sends every 30 s at best."""
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
 def watch() -> None:
-    """See that the server has the automation as it is here, once, and not as it was before."""
+    """See that the server has the automation as it is here, once."""
     beats, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in ENDS}
     trigger = EventTrigger(
         after={beats},
@@ -36,7 +33,7 @@ def watch() -> None:
     with get_client(sync_client=True) as client:
         found = client.read_automations_by_name(NAME)
         alike = [automation for automation in found if automation.trigger == trigger]
-        for old in (*client.read_automations_by_name(SHIPPED), *(one for one in found if one not in alike)):
+        for old in [one for one in found if one not in alike]:
             client.delete_automation(old.id)
         if not alike:
             client.create_automation(AutomationCore(name=NAME, trigger=trigger, actions=[lost]))

@@ -166,7 +166,7 @@ def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
 
 def of_task(params: Params, task: str) -> list[str]:
     """The versions of a task, parents first; the last one of params.yaml is last. Raises ParamsError for none."""
-    named = [name for name, version in params.versions.items() if version.task == task]
+    named = params.versions_of(task)
     if not named:
         raise ParamsError(f"params.yaml has no version of {task}, so there is nothing to retrain")
     first = dict.fromkeys(name for version in named for name in params.lineage(version))

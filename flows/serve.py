@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from clinrl.cli.arguments import port
-from clinrl.cli.parser import Parser
 from clinrl.config.params import Params, load_params
 from clinrl.errors import Refused
 from clinrl.runtime import child, determinism, dvc_state
@@ -21,28 +19,9 @@ from flows import credentials, interpreter, servers
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
-EPILOG = """examples:
-  python -m flows serve --servers
-  PREFECT_API_URL=http://127.0.0.1:4200/api python -m flows serve
-
-Ends, and ends what it started, on Ctrl-C and on SIGTERM. What was interrupted is continued by the next run."""
-
 ADDRESSES = """Prefect  {prefect}  (log in with PREFECT_API_AUTH_STRING of {file})
 MLflow   {mlflow}  (log in with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of that file)
 scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set -a; . {file}; set +a"""
-
-
-def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add `serve` to the command line of the flows."""
-    words = commands.add_parser(
-        "serve",
-        help="serve the deployments by the schedules of params.yaml",
-        description="Serves the deployments of params.yaml: retraining by its schedules, and each flow by hand.",
-        epilog=EPILOG,
-    )
-    words.add_argument("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too")
-    words.add_argument("--prefect-port", type=port(1), default=4200, metavar="PORT", help="default: 4200")
-    words.add_argument("--mlflow-port", type=port(1), default=5000, metavar="PORT", help="default: 5000")
 
 
 def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:

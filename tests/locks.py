@@ -6,8 +6,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from clinrl.artifacts import md5
 from clinrl.config.params import Params
-from clinrl.runtime.dvc_digest import md5
 
 GRAPH = Path(__file__).parents[1] / "dvc.yaml"
 

@@ -18,12 +18,12 @@ from ruamel.yaml import YAML
 import forks
 import laid
 from clinrl import paths
+from clinrl.artifacts import md5
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
 from clinrl.provenance import dvc_yaml, lock
 from clinrl.provenance.stages import FIRST, command_of
 from clinrl.runtime import determinism
-from clinrl.runtime.dvc_digest import md5
 
 ROOT = Path(__file__).resolve().parents[1]
 

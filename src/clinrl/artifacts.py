@@ -48,6 +48,19 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def md5(path: Path) -> str:
+    """DVC's digest of a file: the MD5 of its bytes; of a folder: that of the list of its files, and `.dir`.
+
+    Raises OSError if it cannot be read.
+    """
+    if not path.is_dir():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    files = sorted((file.relative_to(path).as_posix(), file) for file in files_of(path))
+    listing = [{"md5": md5(file), "relpath": name} for name, file in files]
+    return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file that grows by lines, but for what is not whole: a line that is being written, or that
     a kill or a full disk cut short. None if there is no file."""

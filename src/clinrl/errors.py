@@ -178,18 +178,23 @@ def format_value(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def nearest(word: str, names: Collection[str]) -> str:
+    """The name that a misspelt word is nearest to; empty if none is near."""
+    import difflib  # when something is refused
+
+    return next(iter(difflib.get_close_matches(word[:80], names, n=1)), "")
+
+
 def did_you_mean(value: object, allowed: Collection[object]) -> str:
     """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many.
 
     Names of a task begin with it. Of a value such as esi-v99, only those that begin as it does are listed, if any do.
     """
-    import difflib  # when something is refused
-
     text, names = str(value)[:80], sorted(map(str, allowed))
     task, mark, _ = text.partition("-")
     own = [name for name in names if mark and name.startswith(f"{task}-")] or names
-    near = difflib.get_close_matches(text, own, n=1) or difflib.get_close_matches(text, names, n=1)
-    own = own if not near or near[0] in own else names
+    near = nearest(text, own) or nearest(text, names)
+    own = own if not near or near in own else names
     listed = ", ".join(own[:MAX_NAMES]) or "none"
     more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""
-    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"
+    return (f"did you mean {near}? " if near else "") + f"allowed: {listed}{more}"

@@ -6,9 +6,8 @@ from io import StringIO
 import pytest
 from ruamel.yaml import YAML
 
-from clinrl.cli.params_command import stage
 from clinrl.config.params import Params
-from clinrl.config.resolved import plain, uses
+from clinrl.config.resolved import plain, stage, uses
 from clinrl.errors import ParamsError
 from valid_params import VALID
 

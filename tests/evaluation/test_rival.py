@@ -11,13 +11,13 @@ import contest
 import dolls
 from clinrl import paths
 from clinrl.analysis.compared import ALL, Compared
+from clinrl.artifacts import md5
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare, evaluate
 from clinrl.evaluation.record import Record
 from clinrl.evaluation.rival import learned
 from clinrl.models.pretrain import corpus
-from clinrl.runtime.dvc_digest import md5
 from clinrl.tasks.base import get_task
 
 RECORD = Path("data/reports/exams/imaging/trees.json")

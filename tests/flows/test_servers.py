@@ -323,9 +323,9 @@ def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--prefect-port", "70000"], "'70000' is not a port: there are 65535"),
-        (["--mlflow-port", "0"], "'0' is not a whole number from 1 up"),
-        (["--prefect-port", "9" * 5000], "is not a whole number from 1 up"),
+        (["--prefect-port", "70000"], "'70000' is not a whole number from 1 to 65535"),
+        (["--mlflow-port", "0"], "'0' is not a whole number from 1 to 65535"),
+        (["--prefect-port", "9" * 5000], "is not a whole number from 1 to 65535"),
         (["--mlflow-port", "4200"], "--prefect-port and --mlflow-port are both 4200; each needs its own"),
     ],
 )

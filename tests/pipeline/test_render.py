@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from clinrl.artifacts import md5
 from clinrl.config.params import load_params
 from clinrl.errors import ParamsError
 from clinrl.pipeline import render
 from clinrl.provenance import lock
 from clinrl.reports import figures
-from clinrl.runtime.dvc_digest import md5
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "dvc.lock"

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from clinrl.artifacts import identity, read_manifest, sha256_file
+from clinrl.artifacts import identity, md5, read_manifest, sha256_file
 from clinrl.errors import ArtefactError, Refused, SignatureError
 from clinrl.pipeline import verify
 from clinrl.provenance import dvc_yaml, lock
-from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import OURS, keyring
 from forks import dvc

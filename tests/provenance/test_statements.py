@@ -17,10 +17,10 @@ from securesystemslib.signer import SSlibKey
 
 import clinrl_loader
 import laid
+from clinrl.artifacts import md5
 from clinrl.cli import main as cli
 from clinrl.errors import Refused, SignatureError
 from clinrl.provenance import dvc_yaml, lock, stages, statements
-from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse, keys
 from intoto import validated
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 MAX_DIGITS = 18
 """Digits of a number that is read; int() refuses thousands."""
+LAST_PORT = 65535
 
 
 class Argument(NamedTuple):
@@ -60,12 +61,14 @@ def name(kind: str, text: str = "") -> Argument:
     return arg("name", metavar=kind, help=text or f"a {kind.lower()} of params.yaml")
 
 
-def natural(least: int) -> Callable[[str], int]:
-    """A parser of whole numbers from `least` up. It raises ArgumentTypeError for anything else."""
+def natural(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` up, or to `most`. It raises ArgumentTypeError for anything else."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number from {least} up")
+        is_number = text.isdecimal() and len(text) <= MAX_DIGITS
+        if not is_number or not least <= int(text) <= (most or int(text)):
+            ends = "up" if most is None else f"to {most}"
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number from {least} {ends}")
         return int(text)
 
     return parse
@@ -99,18 +102,3 @@ def value(flag: str, parse: Callable[[str], Any], text: str, default: Any = None
     """An option that takes a number or a share; its help ends with its default, if it has one."""
     says = text if default is None else f"{text}; default: {default}"
     return arg(flag, type=parse, metavar="SHARE" if parse is share else "N", default=default, help=says, **settings)
-
-
-def port(least: int) -> Callable[[str], int]:
-    """A parser of the numbers of ports from `least` up: 0 is any free one, where that has a meaning.
-
-    It raises ArgumentTypeError for anything else.
-    """
-
-    def parse(text: str) -> int:
-        number = natural(least)(text)
-        if number > 65535:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a port: there are 65535")
-        return number
-
-    return parse

@@ -1,6 +1,6 @@
 """Data, train, evaluate: the subcommands that make artefacts and measure them."""
 
-from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, stage, value
+from clinrl.cli.arguments import JSON, LAST_PORT, Command, arg, name, natural, stage, value
 
 DATA = {
     "dataset": stage(
@@ -59,7 +59,10 @@ TRAIN = {
         "CUDA_VISIBLE_DEVICES chooses. Ends with Ctrl-C.",
         examples="clinrl engine esi\nCUDA_VISIBLE_DEVICES=1 clinrl engine esi --port 8001",
         runs="models.engine_server:stage",
-        arguments=(name("TASK"), arg("--port", type=port(1), metavar="PORT", default=8000, help="default: 8000")),
+        arguments=(
+            name("TASK"),
+            arg("--port", type=natural(1, LAST_PORT), metavar="PORT", default=8000, help="default: 8000"),
+        ),
         also="vllm serve server sampler generation",
     ),
     "merge": stage(

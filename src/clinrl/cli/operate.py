@@ -1,6 +1,6 @@
 """Release, inspect, setup: the subcommands about what was made, and about the project."""
 
-from clinrl.cli.arguments import JSON, Command, arg, file, folder, name, natural, port, share, value
+from clinrl.cli.arguments import JSON, LAST_PORT, Command, arg, file, folder, name, natural, share, value
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
@@ -163,7 +163,7 @@ RELEASE = {
             MODEL,
             arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
             arg("--known-as", metavar="HOST", nargs="+", default=(), help="other names by which clients reach it"),
-            arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
+            arg("--port", type=natural(0, LAST_PORT), metavar="N", default=8000, help="0: any free one; default: 8000"),
             value("--at-once", natural(1), "requests answered together", 8),
             value("--queue", natural(0), "waiting requests, more get 429", 64),
             value("--tokens", natural(1), "most tokens of an answer", 4096),
@@ -328,7 +328,7 @@ SETUP = {
         "without NAME, all of params.yaml. --resolved fills in every default and, of NAME, keeps the active scale "
         "alone.",
         examples="clinrl params esi-v49 --resolved\nclinrl params esi-v49 --resolved --json\nclinrl params --resolved",
-        runs="cli.params_command:stage",
+        runs="config.resolved:stage",
         arguments=(
             arg("name", metavar="NAME", nargs="?", help="a version, a merge, or TASK-base; default: everything"),
             arg("--resolved", action="store_true", help="with defaults filled in, at the active scale"),
@@ -399,7 +399,7 @@ SETUP = {
             arg("name", metavar="TASK", help="a task"),
             arg("--reward", dest="version", metavar="VERSION", help="the reward of this one; default: the task's own"),
             arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
-            arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
+            arg("--port", type=natural(0, LAST_PORT), metavar="N", default=8000, help="0: any free one; default: 8000"),
             arg("--sessions", type=natural(1), metavar="N", default=64, help="at once; default: 64"),
             arg("--open-exam", action="store_true", help="serve cases of the pool exam too: never to a trainer"),
         ),

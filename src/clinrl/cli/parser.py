@@ -3,12 +3,14 @@
 import argparse
 import textwrap
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clinrl import __version__
-from clinrl.cli.arguments import Argument
+from clinrl.cli.arguments import Argument, Command
 from clinrl.cli.commands import COMMANDS, GROUPS
+from clinrl.errors import nearest
 
 WIDTH = 79
 EPILOG = """examples:
@@ -53,13 +55,6 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
 
-def nearest(word: str, names: Collection[str]) -> str:
-    """The name that a misspelt word is nearest to; empty if none is near."""
-    import difflib  # after an error alone
-
-    return next(iter(difflib.get_close_matches(word[:80], names, n=1)), "")
-
-
 def parser(shown: str = argparse.SUPPRESS) -> Parser:
     """The parser of the whole command line. `shown` lists the subcommands once more, for a shell's completion."""
     # Each subcommand accepts --params too; without a default there, it does not overwrite one given before the name.
@@ -80,22 +75,26 @@ def parser(shown: str = argparse.SUPPRESS) -> Parser:
         title="commands", description=_listing(), help=shown,
     )  # fmt: skip
     for name, command in COMMANDS.items():
-        examples = "\n".join(f"  {line}" for line in command.examples.splitlines())
-        words = commands.add_parser(
-            name,
-            help=command.help,
-            description=textwrap.fill(command.description, WIDTH, break_on_hyphens=False) if hidden else command.help,
-            epilog=f"examples:\n{examples}",
-            parents=[shared],
-        )
-        _add(words, command.arguments)
-        if command.one_of:
-            _add(words.add_mutually_exclusive_group(required=True), command.one_of)
-        if command.actions:
-            actions = words.add_subparsers(dest="action", metavar="ACTION", required=True)
-            for action, (does, arguments) in command.actions.items():
-                _add(actions.add_parser(action, help=does, description=does), arguments)
+        add_command(commands, name, command if hidden else replace(command, description=command.help), parents=[shared])
     return top
+
+
+def add_command(commands: Any, name: str, command: Command, **settings: Any) -> None:
+    """Add a command to the subcommands of a parser. `settings` are those of `add_parser`."""
+    words = commands.add_parser(
+        name,
+        help=command.help,
+        description=textwrap.fill(command.description, WIDTH, break_on_hyphens=False),
+        epilog=f"examples:\n{textwrap.indent(command.examples, '  ')}",
+        **settings,
+    )
+    _add(words, command.arguments)
+    if command.one_of:
+        _add(words.add_mutually_exclusive_group(required=True), command.one_of)
+    if command.actions:
+        actions = words.add_subparsers(dest="action", metavar="ACTION", required=True)
+        for action, (does, arguments) in command.actions.items():
+            _add(actions.add_parser(action, help=does, description=does), arguments)
 
 
 def complete(shell: str) -> None:

@@ -5,6 +5,7 @@ People write params.yaml and one file a task; commands write the whole of params
 
 import re
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,11 +95,8 @@ def check_places(params: "Params", places: Places) -> None:
                 f"{at}.file is {block.file!r}; it must be {places[at].stem!r}, the file that it stands in"
             )
     wanted = {f"bases.{task}": task for task in params.bases}
-    wanted |= {f"imports.{name}": spec.task for name, spec in params.imports.items()}
-    wanted |= {f"merges.folds.{name}": fold.task for name, fold in params.merges.folds.items()}
-    wanted |= {f"merges.blends.{name}": blend.task for name, blend in params.merges.blends.items()}
-    wanted |= {f"protocols.bases.{name}": spec.task for name, spec in params.protocols.bases.items()}
-    wanted |= {f"protocols.versions.{name}": spec.task for name, spec in params.protocols.versions.items()}
+    for section in ("imports", "merges.folds", "merges.blends", "protocols.bases", "protocols.versions"):
+        wanted |= {f"{section}.{name}": block.task for name, block in attrgetter(section)(params).items()}
     wanted |= {f"profiles.{version.profile}": version.file for version in params.versions.values()}
     for at, stem in wanted.items():
         if places[at].parent.name == FOLDER and stem != places[at].stem:

@@ -1,15 +1,27 @@
-"""What a name of params.yaml really uses, gathered from all its blocks: plain values, with or without defaults."""
+"""`clinrl params`: what a name of params.yaml really uses, gathered from all its blocks."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
+from clinrl.artifacts import dump_yaml
 from clinrl.config.base import check_known
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
 from clinrl.config.schema import Merge, VersionSpec
 from clinrl.signing.keys import Key
+
+
+def stage(params: Params, name: str | None = None, *, resolved: bool = False, as_json: bool = False) -> None:
+    """Print the parameters of a version, a merge or `<task>-base`, or all of them, as YAML or JSON.
+
+    `resolved` fills in every default and, of a name, keeps the active scale alone. Raises ParamsError for an
+    unknown name.
+    """
+    content = plain(params, defaults=resolved) if name is None else uses(params, name, resolved=resolved)
+    print(json.dumps(content, indent=2, ensure_ascii=False) if as_json else dump_yaml(content).rstrip("\n"))
 
 
 def uses(params: Params, name: str, *, resolved: bool) -> dict[str, Any]:

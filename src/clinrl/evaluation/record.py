@@ -15,9 +15,8 @@ from clinrl import paths
 from clinrl.analysis.exam import EvalReport, share
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
-from clinrl.artifacts import canonical_json, write_text
+from clinrl.artifacts import canonical_json, md5, write_text
 from clinrl.errors import ArtefactError
-from clinrl.runtime.dvc_digest import md5
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import NO_RESPONSES, Share, no_requests

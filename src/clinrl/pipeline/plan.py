@@ -54,7 +54,7 @@ def generations(params: Params, what: str) -> list[list[str]]:
     """
     check_known("params.yaml", what, [*params.bases, *params.comparisons, *params.versions], WHAT)
     if what in params.bases:
-        names: Collection[str] = [name for name, version in params.versions.items() if version.task == what]
+        names: Collection[str] = params.versions_of(what)
     else:
         names = params.comparisons[what].versions if what in params.comparisons else [what]
     wanted = {before for name in names for before in params.lineage(name)}

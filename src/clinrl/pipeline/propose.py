@@ -135,7 +135,7 @@ def stage(
         if parse(files) != params:
             raise ParamsError(f"{PARAMS} was edited while the draft was made; give the command again")
         start = parent or champion(task)
-        check_known("params.yaml", start, [v for v, spec in params.versions.items() if spec.task == task], "a version")
+        check_known("params.yaml", start, params.versions_of(task), "a version")
         report = read_report(params, start)
         _conclude_cut_short(params)
         drafted = propose(params, report, records(), name=name, lever=lever)
@@ -371,7 +371,6 @@ def _trainer(recipe: GrpoProfile, scale: Any, lever: Lever) -> dict[str, Any]:
 
 def _next_number(params: Params, before: Sequence[Draft], task: str) -> int:
     """One more than the highest number that a version of the task, or a draft of one, ever had."""
-    names = [name for name, spec in params.versions.items() if spec.task == task]
-    names += [draft.name for draft in before if draft.task == task]
+    names = [*params.versions_of(task), *(draft.name for draft in before if draft.task == task)]
     numbers = [int(found[1]) for name in names for found in NUMBERED.finditer(name)]
     return max(numbers, default=0) + 1

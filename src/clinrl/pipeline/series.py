@@ -13,13 +13,13 @@ from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.compared import ALL, Compared, Figure
+from clinrl.analysis.compared import ALL, Compared
 from clinrl.config.base import check_known
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, with_exit_code
 from clinrl.evaluation.answers import BETWEEN_MODES, load_report
 from clinrl.reports import render
-from clinrl.reports.numbers import percent
+from clinrl.reports.numbers import figures, percent
 from clinrl.reports.render import load
 from clinrl.tasks.base import EXACT, get_task
 from clinrl.types import Estimate
@@ -34,10 +34,9 @@ def table(params: Params, task: str) -> str:
     both kinds of error are shown: one is easily paid for with the other. Raises ArtefactError if the comparison was not
     made.
     """
-    ordered = get_task(task).ordered
-    modes, shares = list(params.modes), [*get_task(task).compared, *([ordered.over] if ordered else [])]
-    path = paths.comparison_report(f"{task}-series")
-    report = Compared.model_validate(load(path, get_task(task), modes))
+    own, modes = get_task(task), list(params.modes)
+    shares = [*own.compared, *([own.ordered.over] if own.ordered else [])]
+    report = Compared.model_validate(load(paths.comparison_report(f"{task}-series"), own, modes))
     held = {section.mode: {row.name: row for row in section.rows} for section in report.sections if section.part == ALL}
     first = held[modes[0]]
     simple = [name for name, row in first.items() if row.kind == "baseline" and name != BAG_OF_WORDS]
@@ -47,21 +46,14 @@ def table(params: Params, task: str) -> str:
     for name in [name for name in chosen if name in held[modes[-1]] and ", " not in name]:
         row = first[name]
         seeds = len(row.versions) if row.kind == "arm" else ""
-        found = [_interval(held[mode][name].metrics[share]) for mode in modes for share in shares]
-        rows.append([name, seeds, found])
+        rows.append([name, seeds, [figures(own, shares, held[mode][name].metrics) for mode in modes]])
     return render.table(["row", "seeds", [f"{share}, {mode}" for mode in modes for share in shares]], rows)
-
-
-def _interval(figure: Figure) -> str:
-    low, high = figure.low, figure.high
-    shown = f"{100 * figure.value:.1f}%"
-    return shown if low is None or high is None else f"{shown} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def lines(params: Params, task: str) -> str:
     """Markdown: what the exams here said of the lineage of the task's newest version, one seed of the table's rows."""
     modes, shares = list(params.modes), [*get_task(task).compared]
-    newest = [name for name, version in params.versions.items() if version.task == task][-1]
+    newest = params.versions_of(task)[-1]
     columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
     rows: list[list[object]] = [[name, _results(name, modes, shares)] for name in params.lineage(newest)]
     return render.table(["version", columns, "modes agree"], rows)

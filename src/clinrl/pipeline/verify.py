@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -255,36 +256,22 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
         "DVC_SITE_CACHE_DIR": str(tree.parent / "site"),
         "DVC_NO_ANALYTICS": "1",
     }
-    processors: list[int] = []
+    begin = None
     if hash_seed is not None:
         env["PYTHONHASHSEED"] = str(hash_seed)
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
         if hasattr(os, "sched_getaffinity"):
-            processors = sorted(os.sched_getaffinity(0))[:threads]
+            begin = partial(os.sched_setaffinity, 0, sorted(os.sched_getaffinity(0))[:threads])
     alone = ["--force", "--single-item"] if target.startswith("base@") else []
-    with _only_on(processors):
-        rebuild = child.start([sys.executable, *dvc_state.REPRO, *alone, target], cwd=tree, env=env, stdout=sys.stderr)
+    command = [sys.executable, *dvc_state.REPRO, *alone, target]
+    rebuild = child.start(command, cwd=tree, env=env, stdout=sys.stderr, preexec_fn=begin)
     try:
         code = rebuild.wait()
     finally:
         child.end(rebuild)
     if code != 0:
         raise Refused(f"rebuilding {target} failed with exit code {code}; its log is above")
-
-
-@contextmanager
-def _only_on(processors: list[int]) -> Iterator[None]:
-    """Let what is started in this block run on these processors alone; on all, if none is named. Linux only."""
-    if not processors:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, processors)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def git(root: Path, *arguments: str) -> str:

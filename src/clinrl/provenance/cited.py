@@ -9,12 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clinrl.artifacts import sha256_file
+from clinrl.artifacts import md5, sha256_file
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ArtefactError
 from clinrl.provenance import lock
 from clinrl.reports.numbers import decimal
-from clinrl.runtime.dvc_digest import md5
 from clinrl.types import Estimate, Strict
 
 NOT_DONE = "not done"

@@ -13,10 +13,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from clinrl.artifacts import md5
 from clinrl.config.files import merge_files, read_files
 from clinrl.errors import ArtefactError
 from clinrl.provenance import lock
-from clinrl.runtime.dvc_digest import FOLDER, md5
 
 PIPELINE = Path("dvc.yaml")
 PARAMS = "params.yaml"
@@ -119,7 +119,7 @@ def _is_cached(folder: Path, oid: str) -> bool:
     path = stored(folder, oid)
     if not path.is_file():
         return False
-    entries = json.loads(path.read_bytes()) if oid.endswith(FOLDER) else ()
+    entries = json.loads(path.read_bytes()) if oid.endswith(".dir") else ()
     return all(stored(folder, entry["md5"]).is_file() for entry in entries)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clinrl import paths
+from clinrl.artifacts import md5
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
 from clinrl.provenance.stages import addresses_of
-from clinrl.runtime.dvc_digest import md5
 from clinrl.types import Strict
 
 LOCK = Path("dvc.lock")

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.artifacts import MANIFEST, files_of, sha256_file, write_json
+from clinrl.artifacts import MANIFEST, files_of, md5, sha256_file, write_json
 from clinrl.errors import ArtefactError, Refused, SignatureError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
 from clinrl.provenance.stages import addresses
-from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import keyring, signer
 

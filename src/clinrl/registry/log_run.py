@@ -29,7 +29,6 @@ from clinrl.provenance.stages import addresses_of
 from clinrl.registry.model_folder import check_signature, download, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
-from clinrl.runtime.forkserver import aside
 from clinrl.signing.keys import Key, Signer, signer, trusted_keys
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import NOTE, Point, log_points, stands_in
@@ -94,23 +93,17 @@ class Recorded:
         return mlflow_store.SHOWN | {f"{mode}/{name}" for mode in self.reports for name in named}
 
 
-def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda: None) -> Recorded:
+def collect(params: Params, model: Model) -> Recorded:
     """All that is registered of a name, each part checked against dvc.lock and against the others.
 
-    Beside `meanwhile` numbers are counted anew, as far as this process may fork.
-
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
-    follow from its answers; and what `meanwhile` raises.
+    follow from its answers.
     """
-    with aside(partial(_counted, params, model.name)) as counted:
-        lock.demand(params, model.name)
-        manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
-        if manifest.inputs.get("base") != identity(base):
-            raise ArtefactError(
-                f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds"
-            )
-        meanwhile()
-        reports = {mode: EvalReport.model_validate_json(text) for mode, text in counted().items()}
+    lock.demand(params, model.name)
+    manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
+    if manifest.inputs.get("base") != identity(base):
+        raise ArtefactError(f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds")
+    reports = recount.reports(params, model.name)
     for report in reports.values():
         if report.adapter_digest != identity(manifest):
             raise ArtefactError(
@@ -186,11 +179,6 @@ def stated(params: Params, name: str, key: str) -> str:
     """What the manifest of a version says under a key, or those of the versions that a merge is made of; else empty."""
     manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
     return "; ".join(filter(None, (manifest.spec.get(key, "") for manifest in manifests)))
-
-
-def _counted(params: Params, name: str) -> dict[str, str]:
-    """The reports of a name as JSON, by mode, counted anew: what comes from a fork then holds no class to unpickle."""
-    return {mode: report.model_dump_json() for mode, report in recount.reports(params, name).items()}
 
 
 def _sound(folder: Path) -> Manifest:

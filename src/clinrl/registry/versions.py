@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -43,8 +42,6 @@ GATE, REFUSED = "gate", "refused"
 EXAMINED = "examined"
 RENEWED = ("exam_digest",)
 """Version tags that a second examination changes; the others say how the version was made and stay."""
-WRITERS = ("model_signing", "huggingface_hub.repocard")
-"""What signs the folder of a model and writes its card, beside MLflow."""
 ATTEMPTS = 3
 """At a registration that another machine is making too."""
 
@@ -81,7 +78,7 @@ def register(params: Params, name: str) -> Entry:
     if model.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
-        made = collect(params, model, meanwhile=_prepare)  # whose imports take as long as counting
+        made = collect(params, model)
         for data in filter(None, (model.data, model.exam)):
             if paths.cases(data).exists():  # an adapter restored from a cache may have come without
                 validate.pages(params, data)
@@ -89,13 +86,6 @@ def register(params: Params, name: str) -> Entry:
             with suppress(Clash):
                 return _complete_entry(made)
         return _complete_entry(made)
-
-
-def _prepare() -> None:
-    with connect():
-        pass
-    for library in WRITERS:
-        import_module(library)
 
 
 def _complete_entry(made: Recorded) -> Entry:

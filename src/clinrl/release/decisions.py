@@ -11,6 +11,7 @@ from pathlib import Path
 from clinrl import artifacts, paths
 from clinrl.analysis import baselines
 from clinrl.analysis.paired import Answers
+from clinrl.artifacts import md5
 from clinrl.config.params import Params
 from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError, GateError
@@ -23,7 +24,6 @@ from clinrl.release import audit_log, budget, form, gate
 from clinrl.release.change_control import outside_plan, trained_otherwise
 from clinrl.release.gate import Decision
 from clinrl.release.moves import is_of, last_move, recorded_champion
-from clinrl.runtime.dvc_digest import md5
 
 
 def decide(params: Params, name: str) -> Decision:

@@ -57,12 +57,12 @@ def end(child: "subprocess.Popen[str]", grace_s: float = GRACE_S) -> None:
     """Ask a started command to end, wait, and kill what is left of its group. Does nothing to one that has ended."""
     try:
         if child.poll() is None:
-            _signal_group(child.pid, signal.SIGTERM)
+            signal_group(child.pid, signal.SIGTERM)
             child.wait(grace_s)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        _signal_group(child.pid, signal.SIGKILL)
+        signal_group(child.pid, signal.SIGKILL)
         child.wait()
         for stream in (child.stdin, child.stdout):
             if stream is not None:
@@ -78,7 +78,7 @@ def signal_of(code: int) -> signal.Signals | None:
 def _clear_after(child: "subprocess.Popen[str]") -> None:
     """Once a supervisor has ended, kill what is left of its group."""
     child.wait()
-    _signal_group(child.pid, signal.SIGKILL)
+    signal_group(child.pid, signal.SIGKILL)
 
 
 def _environment(python: str) -> dict[str, str]:
@@ -87,7 +87,8 @@ def _environment(python: str) -> dict[str, str]:
     return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def _signal_group(group: int, number: int) -> None:
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to a process group, if it has not ended."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # it has ended; macOS says the latter of a group of zombies

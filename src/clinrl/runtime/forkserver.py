@@ -21,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -126,7 +126,12 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
                 here, fork = _begun(program)
                 running[here] = place, fork
             for here in [end for end in wait([*running]) if isinstance(end, Connection)]:
-                value = _received(here)
+                try:
+                    value, error = here.recv()
+                except EOFError:
+                    raise Refused("a process of this command was killed; give the command again") from None
+                if error is not None:
+                    raise error
                 place, fork = running.pop(here)
                 found[place] = value
                 fork.join()
@@ -135,23 +140,6 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
             fork.kill()
             fork.join()
     return [found[place] for place in range(len(programs))]
-
-
-@contextmanager
-def aside(program: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Begin a program in a fork, beside what this process does; yields what waits for its result, or raises as it did.
-
-    With one processor, or with threads, whose locks a fork would find held, it runs here when its result is asked for.
-    """
-    if determinism.processors() < 2 or threading.active_count() > 1 or sys.platform != "linux":
-        yield program
-        return
-    here, fork = _begun(program)
-    try:
-        yield partial(_received, here)
-    finally:
-        fork.kill()
-        fork.join()
 
 
 def _begun(program: Callable[[], Any]) -> tuple[Connection, Fork]:
@@ -169,16 +157,6 @@ def _begun(program: Callable[[], Any]) -> tuple[Connection, Fork]:
     fork = Fork(send, partial(starter.die_with, os.getpid()))
     there.close()
     return here, fork
-
-
-def _received(here: Connection) -> Any:
-    try:
-        value, error = here.recv()
-    except EOFError:
-        raise Refused("a process of this command was killed; give the command again") from None
-    if error is not None:
-        raise error
-    return value
 
 
 def _has_gpu() -> bool:

@@ -9,7 +9,6 @@ A small model gains little from a second thread, so side by side each stage comp
 they wait (`determinism.settle`).
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -32,6 +30,7 @@ from dvc.utils.serialize import load_yaml
 
 from clinrl.artifacts import write_text
 from clinrl.runtime import determinism
+from clinrl.runtime.child import signal_group
 
 AT_ONCE = 2
 """Stages at once, at most: a lineage hardly has more that are ready, and a training takes gigabytes of memory."""
@@ -151,8 +150,7 @@ class Commands:
         with self.changing:
             self.is_over = True
             for process in self.running:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)
+                signal_group(process.pid, signal.SIGTERM)
 
 
 def _say(line: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from clinrl.runtime import forkserver, starter
+from clinrl.runtime.child import signal_group
 
 WORKER = "clinrl.training.worker"
 WORLD = "clinrl.training.world"
@@ -42,7 +43,8 @@ def run_worker(spec: Path, *, several: bool = False) -> int:
             code = child.wait()
         return 128 - code if several and code > 128 else code  # of a process below it that a signal ended
     finally:
-        _end_group(child)
+        signal_group(child.pid, signal.SIGKILL)
+        child.wait(GRACE_S)
 
 
 @contextmanager
@@ -94,12 +96,3 @@ def _forwarded(child: Child) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_group(child: Child) -> None:
-    """Make sure that nothing of the worker's group is left."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    child.wait(GRACE_S)
