@@ -165,12 +165,12 @@ def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
 
 
 def of_task(params: Params, task: str) -> list[str]:
-    """The versions of a task, parents first; the last one of params.yaml is last. Raises ParamsError for none."""
+    """The versions of a task, parents first; the newest, of which none was made, last. Raises ParamsError for none."""
     named = params.versions_of(task)
     if not named:
         raise ParamsError(f"params.yaml has no version of {task}, so there is nothing to retrain")
-    first = dict.fromkeys(name for version in named for name in params.lineage(version))
-    return [*(name for name in first if name != named[-1]), named[-1]]
+    *_, newest = (name for name in named if name not in {params.versions[child].parent for child in named})
+    return sorted(dict.fromkeys(before for version in named for before in params.lineage(version)), key=newest.__eq__)
 
 
 def addresses(params: Params, task: str) -> list[str]:

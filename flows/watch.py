@@ -21,7 +21,7 @@ from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
-from clinrl.release.moves import recorded_before, recorded_champion
+from clinrl.release.moves import last_move, recorded_before, recorded_champion
 from clinrl.watching import store
 from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
@@ -96,7 +96,7 @@ def rollback(task: str) -> State[None]:
     """Bring the previous champion back if labels show that the safety metric of this one is above its limit.
 
     Once for a version: if a person makes it the champion again, that person has decided. Raises GateError if nobody
-    approved beforehand, if the previous champion is above its limit too, or where no counts are.
+    approved beforehand, if the previous champion is above its limit too or was rolled back, or where no counts are.
     """
     runs.begin()
     params = load_params()
@@ -118,6 +118,12 @@ def rollback(task: str) -> State[None]:
     before = versions.by_digest(task, recorded_before(task, lines, champion.digest))
     if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
         raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
+    last = last_move(task, lines, "approval")
+    if before and last and last.kind == "rollback" and last.body["from"]["digest"] == before.digest:
+        raise GateError(
+            f"{champion.name} is above its limit, and {last.body['approver']} rolled {before.name} back; a person must "
+            "decide"
+        )
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
     note(params, champion, SAFETY)
     return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")

@@ -101,6 +101,16 @@ def add_v3(content: Any) -> None:
     content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
 
 
+def test_a_version_made_of_a_draft_is_newer_than_the_draft(params: Params) -> None:
+    """Versions of params/drafts.yaml come last, also one that is champion since long."""
+    from flows.retrain import of_task
+
+    v2 = params.versions["v2"]
+    by_hand, draft = v2.model_copy(update={"parent": "esi-v3"}), v2.model_copy(update={"parent": "v2"})
+    with_both = params.model_copy(update={"versions": {**params.versions, "esi-v4": by_hand, "esi-v3": draft}})
+    assert of_task(with_both, "esi") == ["v1", "v2", "esi-v3", "esi-v4"]
+
+
 def promoted(version: str, approver: str = "Ada Lovelace") -> None:
     """Make a registered version the champion without a flow."""
     decision = decisions.decide(load_params(), version)

@@ -166,6 +166,16 @@ def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released
     assert champion() == "v1"
 
 
+def test_what_a_person_rolled_back_does_not_come_back_by_itself(released: None, prefect: None) -> None:
+    from flows.watch import rollback
+
+    promotion.rollback(champions.params(), "esi", approver="Grace Hopper")
+    harm("v2")
+    with pytest.raises(GateError, match="v2 is above its limit, and Grace Hopper rolled v1 back; a person must decide"):
+        rollback("esi")
+    assert champion() == "v2"
+
+
 def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: None, monkeypatch: Any) -> None:
     from flows.watch import rollback, watch
 

@@ -22,6 +22,7 @@ from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, Signa
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import log_run, model_folder, pyfunc, versions
 from clinrl.registry.versions import entries, find, holder, point, register, tag
+from clinrl.release.standing import is_registered
 from clinrl.signing import keys
 from clinrl.signing.keys import keyring
 from clinrl.tracking import mlflow_store
@@ -647,6 +648,19 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
             attempt()
     again = register(project, "v1")
     assert (again.digest, again.run_id) == (first.digest, first.run_id)
+
+
+@pytest.mark.parametrize("is_erased", [False, True])
+def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erased):
+    """A retraining asks whether something is left to be registered, and drafts only if nothing is."""
+    assert is_registered(project, "v1")
+    with connect() as client:
+        client.delete_run(first.run_id)
+        if is_erased:  # as `mlflow gc` does
+            client._tracking_client.store._hard_delete_run(first.run_id)
+    assert not is_registered(project, "v1")
+    assert register(project, "v1").number == first.number
+    assert is_registered(project, "v1")
 
 
 def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(project, first):

@@ -12,7 +12,7 @@ from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
 from clinrl.release.moves import check_approved, check_turn, moves, recorded_champion
-from clinrl.tracking.mlflow_store import connect
+from clinrl.tracking.mlflow_store import connect, is_finished, run_key
 
 
 def check_unchanged(params: Params, name: str) -> None:
@@ -47,13 +47,15 @@ def _recorded(spec: VersionSpec | DataSpec | None) -> dict[str, Any] | None:
 def is_registered(params: Params, name: str) -> bool:
     """Whether the version or merge that is on the disk is in the registry, with nothing left to be filled in."""
     try:
-        mine = _digest(params, name)
-        entry = versions.find(params.model(name).registered, name, digest=mine)
+        model = params.model(name)
+        manifest = read_manifest(model.folder)
+        mine = identity(manifest)
+        entry = versions.find(model.registered, name, digest=mine)
         reports = {mode: load_report(name, mode) for mode in params.modes}
         if (entry.digest, entry.tags.get(versions.EXAMINED)) != (mine, versions.reports_digest(reports)):
             return False
         with connect() as client:  # a run that is not finished belongs to a registration that was killed
-            return bool(client.get_run(entry.run_id).info.status == "FINISHED")
+            return is_finished(client, model.task.name, run_key(manifest))
     except (ArtefactError, RegistryError):
         return False
 

@@ -277,6 +277,13 @@ def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
     return _one_run(client, _experiment(client, task), KEY, key, name)
 
 
+def is_finished(client: "MlflowClient", task: str, key: str) -> bool:
+    """Whether the run with a key is there, and ended. One that somebody deleted is not."""
+    held = client.get_experiment_by_name(task)
+    runs = _runs(client, held.experiment_id, KEY, key) if held else []
+    return bool(runs) and runs[0].info.status == "FINISHED"
+
+
 def details_of(client: "MlflowClient", run: "Run") -> "Run":
     """The run below a version's own, for the metrics that are not among the first; as `run_of`."""
     return _one_run(client, run.info.experiment_id, PARENT, run.info.run_id, f"{run.info.run_name}, all metrics")
