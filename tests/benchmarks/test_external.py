@@ -10,13 +10,14 @@ import pytest
 import dolls
 import esi_sources as synthetic
 from clinrl import paths
+from clinrl.analysis.run import clusters_of
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.benchmarks import external
 from clinrl.benchmarks.external import ExternalReport
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.evaluation.evaluate import grade
-from clinrl.intervals import quadratic_kappa
+from clinrl.intervals import quadratic_kappa, rate, wilson
 from clinrl.reports.render import render
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.published import PUBLISHED
@@ -93,6 +94,31 @@ def test_the_page_says_how_intervals_were_made(project, monkeypatch):
     text = render("external", report=found.model_copy(update={"reports": alike}), columns=("exact",))
     assert "95% intervals: a bootstrap over clusters of cases, and Wilson's for shares that are published" in text
     assert "appa" not in text.split("Numbers without brackets")[0]
+
+
+def test_visits_of_one_patient_are_no_independent_cases(project, tmp_path, monkeypatch):
+    """A reader who knows half of the patients: as many answers are wrong, and less is known of how many."""
+    synthetic.mimic_iv_ed(tmp_path / "mimic", 1500, 1)
+    entry = {"task": "esi", "task_version": 2, "use": "exam", "source": str(tmp_path / "mimic")}
+    params = dolls.params(imports={"visits": entry}, external={"v1": {"task": "esi", "data": "visits"}})
+    dataset.stage(params, "visits")
+    prove("visits")
+    cases = list(dataset.read_cases(paths.cases("visits"), TASK))
+    patients = [case.group for case in cases]
+    known = set(sorted(set(patients))[::2])
+    monkeypatch.setattr(
+        external, "answer_exam",
+        answering(lambda case: TASK.label(case) if case.group in known else 1 + TASK.label(case) % 5),
+    )  # fmt: skip
+    external.stage(params, "v1")
+    found, verdicts = report().reports["think"], [patient in known for patient in patients]
+    exact, apart = found.metrics["exact"], wilson(sum(verdicts), len(verdicts))
+    assert exact == rate(verdicts, patients)
+    assert exact.high - exact.low > 1.2 * (apart.high - apart.low)
+    assert f"{len(cases)} cases from elsewhere in {len(set(patients))} clusters, each" in page()
+    assert "a bootstrap over clusters of cases" in page()
+    single = [case for case in cases if patients.count(case.group) == 1]
+    assert clusters_of(TASK, single) is None
 
 
 def test_another_exam_is_not_compared(project, monkeypatch):

@@ -23,7 +23,7 @@ from clinrl.evaluation import error_analysis, evaluate
 from clinrl.evaluation.error_analysis import Group, MineReport, of_kind
 from clinrl.intervals import mean, rate, wilson
 from clinrl.tasks.base import get_task
-from clinrl.types import Message, Transcript
+from clinrl.types import Message, Transcript, transcript_of
 
 TASK = get_task("esi")
 MINING = {"v1": {"task": "esi", "data": "m1"}}
@@ -225,6 +225,18 @@ def test_intervals_of_a_task_whose_cases_are_alike_are_over_clusters():
     assert found.cost == mean(costs, clusters)
     alone = next(group for group in of_kind(found, "condition") if group.value not in known)
     assert alone.wrong["direct"] == wilson(alone.n, alone.n)  # of one cluster its cases are drawn
+
+
+def test_intervals_of_imported_cases_are_over_patients():
+    params = Params.model_validate(contest.mapping())
+    drawn = TASK.cases(60, 5, pool="mine", mix="natural")
+    cases = [case.model_copy(update={"group": f"mine/imported/{n // 3}"}) for n, case in enumerate(drawn)]
+    said = [Message(role="assistant", content=f"ANSWER: ESI {n // 3 % 5 + 1}") for n in range(60)]
+    graded = evaluate.grade(TASK, "direct", cases, [transcript_of(one) for one in said], TASK.Reward())
+    model = replace(params.model("imaging-base"), task=TASK)
+    run = Run(model=model, cases=cases, exam_digest="", modes={"direct": {}}, graded={"direct": graded})
+    verdicts = [line.answer != TASK.label(case) for case, line in zip(cases, graded, strict=True)]
+    assert error_analysis.report_of(run).wrong["direct"] == rate(verdicts, [case.group for case in cases])
 
 
 def test_the_report_is_canonical_json(project, monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import dolls
@@ -80,3 +80,15 @@ def test_a_qwen_tokenizer_ends_the_prefix_by_a_space_and_gives_the_level_a_token
     ids = tokenizer("ANSWER: ESI 2")["input_ids"]
     assert ids[-2] in watch.ends.tolist()
     assert ids[-1] == watch.words[1]
+
+
+def test_a_level_is_the_token_that_is_written_and_not_the_same_text_as_a_byte() -> None:
+    """As in the vocabularies of Gemma and Llama 2, which hold each byte besides."""
+    words = [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"ANSWERI:12345", dolls.EOS, dolls.PAD]
+    plain = Tokenizer(
+        models.BPE({word: place for place, word in enumerate(dict.fromkeys(words))}, [], byte_fallback=True)
+    )
+    plain.normalizer = normalizers.Replace(" ", "\u2581")
+    plain.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=dolls.EOS, pad_token=dolls.PAD)
+    assert Watch(tokenizer, ESI.ordered).words == [plain.token_to_id(str(level)) for level in ESI.labels]

@@ -194,6 +194,16 @@ def test_a_comparison_without_a_primary_measure_has_nothing_to_register(before):
         preregister.stage(Params.model_validate(contest.mapping()), "recipes")
 
 
+def test_imported_cases_of_a_patient_need_a_design_effect_too(before):
+    """Of a task that names no clusters, the cases alone tell."""
+    params = planned()
+    spec = params.comparisons["recipes"]
+    given = spec.model_copy(update={"primary": spec.primary.model_copy(update={"design_effect": None})})
+    with pytest.raises(ParamsError, match=r"comparisons\.recipes\.primary\.design_effect is missing, but cases of x1 "):
+        preregister.stage(params.model_copy(update={"comparisons": {"recipes": given}}), "recipes")
+    assert not FILE.exists()
+
+
 def test_data_without_a_proof_is_not_registered(before):
     paths.data_proof("d1").unlink()
     with pytest.raises(ArtefactError, match=r"data/reports/data/d1.json does not exist"):

@@ -257,6 +257,19 @@ def test_a_batch_without_signal_gives_each_parameter_a_gradient_of_zeros(trainer
             assert torch.equal(entry, our_entry)
 
 
+@given(reward=st.floats(-60, 60), size=st.integers(2, 16))
+def test_equal_rewards_are_their_own_mean_at_full_scale(trainers, reward, size):
+    """So that a group without a signal has an advantage of 0, to the last bit."""
+    trainer, texts = trainers("qwen3"), ["a"] * size
+    with (
+        mock.patch.object(trainer, "scale", "full"),
+        mock.patch.object(trainer, "reward_funcs", [lambda completions, **_: [reward] * len(completions)]),
+    ):
+        paid = trainer._calculate_rewards([{"prompt": "a"}] * size, texts, texts, [[1]] * size)[:, 0]
+    assert paid.tolist() == pytest.approx([reward] * size, abs=1e-4)
+    assert torch.equal(paid - torch.nanmean(paid.view(-1, size), dim=1), torch.zeros(size))
+
+
 def test_dead_rows_and_shared_prompts_are_not_forwarded(trainers, monkeypatch):
     trainer, forwarded = trainers("qwen3"), []
     backbone = trainer.model.get_base_model().model

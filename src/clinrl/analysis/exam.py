@@ -283,7 +283,7 @@ def _slice(run: Run, graded: Sequence[Graded], of: Callable[[Case], str]) -> dic
     qualities = {name: reporting.qualities[name] for name in reporting.slice_measures if name in reporting.qualities}
     found = {}
     for value, rows in sorted(members.items()):
-        clusters, lines = run.clusters and _at(run.clusters, rows), _at(graded, rows)
+        clusters, lines = clusters_of(run.task, _at(run.cases, rows)), _at(graded, rows)
         transcripts = [line.transcript for line in lines]
         found[value] = estimates(metrics, _at(run.golds, rows), [line.answer for line in lines], clusters)
         found[value] |= measured(qualities, _at(run.shown, rows), transcripts, NO_RESPONSES, clusters)

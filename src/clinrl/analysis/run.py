@@ -9,6 +9,7 @@ from clinrl.analysis.costs import Costs, Probabilities, count
 from clinrl.analysis.paired import Answers
 from clinrl.config.model import Model
 from clinrl.tasks.base import Task
+from clinrl.tasks.importing import is_imported
 from clinrl.types import Case, Graded
 
 
@@ -47,7 +48,7 @@ class Run:
 
     @cached_property
     def clusters(self) -> list[str] | None:
-        """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
+        """The cluster of each case, for intervals; None where cases are by themselves."""
         return clusters_of(self.task, self.cases)
 
     def variants(self, mode: str) -> dict[str, Sequence[Graded]]:
@@ -78,5 +79,11 @@ class Run:
 
 
 def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
-    """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
-    return None if task.reporting.cluster is None else [task.reporting.cluster(case) for case in cases]
+    """The cluster of each case, for intervals; None where cases are by themselves.
+
+    Imported cases of a task that names no clusters are alike within a patient, who may have come more than once.
+    """
+    if task.reporting.cluster is not None:
+        return [task.reporting.cluster(case) for case in cases]
+    patients = [case.group for case in cases if is_imported(case)]
+    return patients if len(set(patients)) < len(patients) else None

@@ -60,6 +60,8 @@ class ExternalReport(Strict):
     """Whether the exam has the size and the gold labels of the published one."""
     says: str
     note: str
+    clusters: int | None = Field(default=None, exclude_if=lambda clusters: clusters is None)
+    """How many clusters the cases are of, such as patients; None where cases are by themselves."""
 
 
 def stage(params: Params, name: str) -> None:
@@ -124,6 +126,7 @@ def report_of(run: Run, responses: Responses = NO_RESPONSES) -> ExternalReport:
         same_make=same,
         says=_verdict(task, counts, same=same),
         note=next(iter(reports.values())).note,
+        clusters=None if run.clusters is None else len(set(run.clusters)),
     )
 
 

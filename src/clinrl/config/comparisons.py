@@ -66,7 +66,7 @@ class Primary(Section):
     seed_sd: Annotated[float, Field(ge=0, le=50)]
     """Expected standard deviation of the measure between seeds of one recipe, in percentage points."""
     design_effect: Annotated[float, Field(ge=1)] | None = None
-    """How many cases say as much as one by itself, 1 or more; needed for a task whose cases come in clusters."""
+    """How many cases say as much as one by itself, 1 or more; needed where cases come in clusters."""
 
     @model_validator(mode="after")
     def _sound(self) -> "Primary":
@@ -206,6 +206,15 @@ def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None
         _check_primary(params, f"{at}.primary", comparison, comparison.primary)
 
 
+def check_design_effect(at: str, primary: Primary, of: str) -> None:
+    """Raise ParamsError if it is missing, for cases that come in clusters."""
+    if primary.design_effect is None:
+        raise ParamsError(
+            f"{at}.design_effect is missing, but cases of {of} come in clusters; say how many of them count "
+            "as one by itself: 1 + (mean cluster size - 1) x intraclass correlation"
+        )
+
+
 def _check_primary(params: "Params", at: str, comparison: Comparison, primary: Primary) -> None:
     """Refuse a measure that is no share, rows and modes that are not there, and assumptions that are missing."""
     task = get_task(comparison.task)
@@ -214,11 +223,8 @@ def _check_primary(params: "Params", at: str, comparison: Comparison, primary: P
     check_all(f"{at}.modes", primary.modes, params.modes, "a mode")
     for key, row in (("first", primary.first), ("second", primary.second)):
         check_known(f"{at}.{key}", row, [*comparison.arms, BASE], "an arm or the base")
-    if task.reporting.cluster is not None and primary.design_effect is None:
-        raise ParamsError(
-            f"{at}.design_effect is missing, but cases of {task.name} come in clusters; say how many of them count "
-            "as one by itself: 1 + (mean cluster size - 1) x intraclass correlation"
-        )
+    if task.reporting.cluster is not None:
+        check_design_effect(at, primary, task.name)
     parents = {params.versions[name].parent for row in comparison.primary_rows.values() for name in row}
     is_known = primary.measure == EXACT and len(parents) == 1 and parents <= params.mining.keys()
     if primary.discordant is None and not is_known:

@@ -151,10 +151,11 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
 def report_of(run: Run) -> MineReport:
     """The report on a run over the mine pool. Pure."""
     task = run.task
+    clusters = run.clusters or [""] * len(run.cases)
     lines = [
-        _Line(case, line, task)
+        _Line(case, line, task, cluster)
         for answers in run.graded.values()
-        for case, line in zip(run.cases, answers, strict=True)
+        for case, line, cluster in zip(run.cases, answers, clusters, strict=True)
     ]
     wrong = sorted((line for line in lines if line.wrong), key=lambda line: (-line.cost, line.case.id, line.mode))
     return MineReport(
@@ -219,10 +220,9 @@ def kinds(task: Task) -> dict[str, Callable[["_Line"], Sequence[str]]]:
 class _Line:
     """One graded answer with its case and what it costs."""
 
-    def __init__(self, case: Case, line: Graded, task: Task) -> None:
+    def __init__(self, case: Case, line: Graded, task: Task, cluster: str) -> None:
         gold = task.label(case)
-        self.case, self.line, self.mode = case, line, line.mode
-        self.cluster = task.reporting.cluster(case) if task.reporting.cluster else ""
+        self.case, self.line, self.mode, self.cluster = case, line, line.mode, cluster
         self.gold, self.answered = str(gold), column(line.answer)
         self.wrong = line.answer != gold
         self.cost = task.improvement.cost(gold, line.answer)

@@ -9,7 +9,7 @@ from clinrl import paths
 from clinrl.analysis.preregistration import DECIMALS, Registration, changes, metric_digest, rule_digest
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest
-from clinrl.config.comparisons import Primary
+from clinrl.config.comparisons import Primary, check_design_effect
 from clinrl.config.params import Params
 from clinrl.config.recipes import recipe_of
 from clinrl.data.reward_audit import identity_proven
@@ -33,7 +33,8 @@ def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant
     """What would be registered now, without its forecasts. `run` is the base's exam; `discordant` holds the expected
     share of each mode.
 
-    Raises ArtefactError if data that a version trains on has no proof, or if the exam has no case for the measure.
+    Raises ArtefactError if data that a version trains on has no proof, or if the exam has no case for the measure, and
+    ParamsError if its cases come in clusters and no design effect is given.
     """
     spec, primary, task = params.comparisons[name], primary_of(params, name), run.task
     metric = task.metrics[primary.measure]
@@ -43,6 +44,8 @@ def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant
     if not inside:
         raise ArtefactError(f"{run.model.exam} has no case that {primary.measure} counts; name another measure or exam")
     clusters = None if run.clusters is None else len({run.clusters[i] for i in inside})
+    if clusters is not None:
+        check_design_effect(f"comparisons.{name}.primary", primary, run.model.exam)
     made = [version for versions in spec.primary_rows.values() for version in versions]
     lineage = dict.fromkeys(name for version in made for name in params.lineage(version))
     training = dict.fromkeys(params.versions[version].data for version in lineage)

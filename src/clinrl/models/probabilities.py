@@ -30,9 +30,11 @@ class Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
         texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
         prefix, answers = ordered.prefix, [str(answer) for answer in ordered.answers]
         ends = [token for token, text in enumerate(texts) if text and (text.endswith(prefix) or prefix.endswith(text))]
-        are_words = all(answer in texts for answer in answers)
+        # As it is written: a vocabulary may hold the same text as a bare byte too.
+        words = [ids[-1] for ids in encode(tokenizer, [prefix + answer for answer in answers])]
+        are_words = [texts[word] for word in words] == answers
         self.tokenizer, self.prefix = tokenizer, prefix
-        self.words = [texts.index(answer) for answer in answers] if are_words else []
+        self.words = words if are_words else []
         self.ends = torch.tensor(ends if are_words else [])
         self.kept: dict[str, tuple[float, ...]] = {}
         """By the text of the prompt and of the turn so far; given that it is one of the answers, so they sum to 1."""
