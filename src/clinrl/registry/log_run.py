@@ -294,7 +294,7 @@ def _log_data(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
 
 def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
-    """Reports, plots, history, proofs, Data Docs and the card: each group that the run does not hold as it is now."""
+    """Reports, plots, history, proofs, their pages and the card: each group that the run does not hold as it is now."""
     name, sets = made.model.name, [data for data in (made.model.data, made.model.exam) if data]
     groups = {
         "reports": [paths.report(name)],

@@ -1,13 +1,9 @@
 """Labels that come when it is known what was right: a JSONL file of ids of responses and labels."""
 
-import shutil
 from pathlib import Path
 
 from pydantic import Field, StrictInt, StrictStr, ValidationError
 
-from clinrl import paths
-from clinrl.artifacts import exclusive
-from clinrl.data import data_docs
 from clinrl.data.expectations import Tally, checker
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task
@@ -30,10 +26,9 @@ class Label(Strict):
 def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
     """Validate a file of labels, and count those whose answers are kept: how many, and of how many lines.
 
-    What Great Expectations holds against the file are the task's own rules about the column of answers; its pages are
-    those of the data set `watch-<model>`, about the last file alone. Raises DataError for a file that breaks one, of
-    which nothing is counted, and quotes no value of it; Busy if another is being validated. A file that is given again
-    changes nothing.
+    What Great Expectations holds against the file are the task's own rules about the column of answers. Raises
+    DataError for a file that breaks one, of which nothing is counted, and quotes no value of it. A file that is given
+    again changes nothing.
     """
     found = _read(path)
     column = task.safety.answer
@@ -47,14 +42,7 @@ def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
         {"row": row, "id": f"line {row}", "response": one.id, column: one.label}
         for row, one in enumerate(found, start=1)
     ]
-    name = f"watch-{model}"
-    pages = paths.data_docs(name)
-    with exclusive(pages):
-        shutil.rmtree(pages, ignore_errors=True)
-        try:
-            results = checker(name, {"rows": suite}, withheld=True)("rows", table) if table else []
-        finally:
-            data_docs.detach(pages, name)  # as they are written, they load scripts
+    results = checker({"rows": suite}, withheld=True)("rows", table) if table else []
     for rule, result in zip(suite, results, strict=False):
         tally = Tally(rule, withheld=True)
         tally.add(result)
