@@ -243,5 +243,5 @@ def examine(doll: Params, name: str, pattern: Sequence[int]) -> None:
     evaluate.keep(paths.graded(name), run, {"exam": run.exam_digest, "adapter": adapter})
     parent = {mode: answers.load_answers(run, mode, model.parent) for mode in run.modes if model.parent}
     with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, run, [], parent, seen=evaluate.seen_by(doll, run))
+        evaluate.write_reports(out, run, evaluate.reports_of(run, [], parent, seen=evaluate.seen_by(doll, run)))
     write_record(model.task, record_of(run), model.exam, model.data)

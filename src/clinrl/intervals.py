@@ -81,14 +81,18 @@ def bootstrap(
     return _between(value, [of(_counts(kinds, draw)) for draw in draws], len(cases))
 
 
-def mean(values: Sequence[float], clusters: Sequence[str] | None = None, level: float = LEVEL) -> Estimate:
+def mean(values: Sequence[float], clusters: Sequence[str] | None = None) -> Estimate:
     """The mean of a number over cases, with a percentile bootstrap interval; `clusters` as for `bootstrap`.
 
     Where all values are equal no draw differs, and the interval has no width. Raises ValueError for no values.
     """
+    import numpy
+
     if not len(values):
         raise ValueError("a mean needs at least one value")
-    return _between(math.fsum(values) / len(values), _drawn_means(values, clusters), len(values), level)
+    distinct, kinds = numpy.unique(numpy.asarray(values, dtype=float), return_inverse=True)
+    draws = _draws(kinds.tolist(), clusters).astype(float)
+    return _between(math.fsum(values) / len(values), draws @ distinct / draws.sum(axis=1), len(values))
 
 
 def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Estimate:
@@ -357,18 +361,10 @@ def _mean_of(runs: Runs) -> float:
     return math.fsum(runs.values) / len(runs.values)
 
 
-def _drawn_means(values: Sequence[float], clusters: Sequence[str] | None) -> Any:
+def _between(value: float, values: Sequence[float], n: int) -> Estimate:
     import numpy
 
-    distinct, kinds = numpy.unique(numpy.asarray(values, dtype=float), return_inverse=True)
-    draws = _draws(kinds.tolist(), clusters).astype(float)
-    return draws @ distinct / draws.sum(axis=1)
-
-
-def _between(value: float, values: Sequence[float], n: int, level: float = LEVEL) -> Estimate:
-    import numpy
-
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     low, high = numpy.nanquantile(numpy.asarray(values), (tail, 1 - tail)).tolist()
     return _estimate(value, low, high, n)
 
