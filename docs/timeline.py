@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from clinrl.reports.palette import COLOURS
 from clinrl.reports.render import render
+from clinrl.site.charts import COLOURS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/year"))
 import world

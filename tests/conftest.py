@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import hypothesis
-import jinja2
 import pytest
 
 from clinrl.reports import figures
@@ -36,7 +35,7 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
-BEGIN, LOAD = mlflow_store._begin, jinja2.BaseLoader.load
+BEGIN = mlflow_store._begin
 FIGURES = {name: getattr(figures, name) for name in ("arms", "confusion", "curves", "groups")}
 DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
 """A picture of one pixel."""
@@ -117,8 +116,7 @@ def _one_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _made_once() -> Iterator[None]:
     """An empty MLflow store takes seconds to make and a figure half of one. So each store begins as a copy of one that
-    was made as usual, and each figure is the same dot; tests of either ask for `real`. Great Expectations compiles its
-    templates anew for each page: here it finds them compiled."""
+    was made as usual, and each figure is the same dot; tests of either ask for `real`."""
 
     def begin(file: Path) -> None:
         shutil.copyfile(once("store", lambda: BEGIN(Path("mlflow.db").absolute())) / "mlflow.db", file)
@@ -129,12 +127,6 @@ def _made_once() -> Iterator[None]:
         if not hasattr(utils._get_latest_schema_revision, "cache_info"):
             patch.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
 
-    compiled = jinja2.FileSystemBytecodeCache(str(once("templates", lambda: None)))
-
-    def load(loader: jinja2.BaseLoader, environment: jinja2.Environment, *given: Any) -> jinja2.Template:
-        environment.bytecode_cache = compiled
-        return LOAD(loader, environment, *given)
-
     def dot(*given: Any, **_options: Any) -> None:
         next(one for one in given if isinstance(one, Path)).write_bytes(DOT)
 
@@ -142,7 +134,6 @@ def _made_once() -> Iterator[None]:
         patch.setattr(mlflow_store, "_begin", begin)
         for name in FIGURES:
             patch.setattr(figures, name, dot)
-        patch.setattr(jinja2.BaseLoader, "load", load)
         yield
 
 

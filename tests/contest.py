@@ -145,7 +145,8 @@ def examine(params: Params, name: str, reader: Reader, seed: str | None = None) 
     training = list(read_cases(paths.cases(model.data), TASK)) if model.data else []
     parent = {mode: found for mode in run.modes if (found := answers.load_parent(run, mode)) is not None}
     with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, run, training, parent, Agreeable(), evaluate.seen_by(params, run))
+        reports = evaluate.reports_of(run, training, parent, Agreeable(), evaluate.seen_by(params, run))
+        evaluate.write_reports(out, run, reports)
     write_record(TASK, record_of(run), model.exam, model.data)
 
 

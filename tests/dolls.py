@@ -188,9 +188,9 @@ def _teach(model: Any, tokenizer: Any, prompts: list[str], turns: list[str]) -> 
 
 def prove(doll: Params) -> None:
     """Write the proofs of the data set as it is now: what `validate` and `probe` leave behind when they pass."""
-    named = {"data": {"name": "d1", "identity": identity(read_manifest(paths.cases("d1")))}}
+    named = {"name": "d1", "identity": identity(read_manifest(paths.cases("d1")))}
     for proof in [paths.data_proof("d1"), *(paths.probe_proof(version) for version in doll.versions)]:
-        write_json(proof, named)
+        write_json(proof, {"data": named, "summary": {}, "expectations": []})
 
 
 DRAWS = 100
@@ -243,5 +243,5 @@ def examine(doll: Params, name: str, pattern: Sequence[int]) -> None:
     evaluate.keep(paths.graded(name), run, {"exam": run.exam_digest, "adapter": adapter})
     parent = {mode: answers.load_answers(run, mode, model.parent) for mode in run.modes if model.parent}
     with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, run, [], parent, seen=evaluate.seen_by(doll, run))
+        evaluate.write_reports(out, run, evaluate.reports_of(run, [], parent, seen=evaluate.seen_by(doll, run)))
     write_record(model.task, record_of(run), model.exam, model.data)

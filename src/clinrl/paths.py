@@ -25,7 +25,7 @@ cases = _named_in("data/cases")
 data_proof = _named_in("data/reports/data", ".json")
 """Proof that a data set passed validation; exists only on success."""
 data_docs = _named_in("data/docs")
-"""Great Expectations' pages for a data set (they hold run times, so git and DVC ignore them)."""
+"""What a data set's validation found, as a page; its proof has the same, so git and DVC ignore it."""
 probe_proof = _named_in("data/reports/probe", ".json")
 """Proof that a version's stream and reward passed the probe; exists only on success."""
 base = _named_in("data/bases")

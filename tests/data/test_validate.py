@@ -1,11 +1,7 @@
 """Validation with the real Great Expectations on real small files, sound and damaged."""
 
 import json
-import multiprocessing
-import os
 import re
-import shutil
-import signal
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, partial
@@ -19,7 +15,7 @@ from hypothesis import strategies as st
 import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.data import data_docs, dataset, expectations, validate
+from clinrl.data import dataset, expectations, validate
 from clinrl.errors import ArtefactError, DataError
 from clinrl.tasks.base import content_id, get_task
 from clinrl.tasks.importing import HIDDEN_CHARACTERS
@@ -67,52 +63,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dataset.stage(params(), "esi-d3")
         validate.stage(params(), "esi-d3")
     return place
-
-
-def test_pages_that_a_clone_lacks_are_written_without_touching_the_proof(sound, tmp_path, monkeypatch):
-    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    docs, proof = paths.data_docs("esi-d3"), PROOF.stat()
-    count = len(list(docs.rglob("*.html")))
-    shutil.rmtree(docs)
-
-    validate.pages(params(), "esi-d3")
-
-    assert (docs / data_docs.INDEX).exists()
-    assert len(list(docs.rglob("*.html"))) == count
-    assert PROOF.stat() == proof
-
-
-def test_a_check_that_failed_fails_again(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages that are there count as a check that was passed."""
-    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    shutil.rmtree(paths.data_docs("esi-d3"))
-    FILE.write_text("".join(FILE.read_text(encoding="utf-8").splitlines(keepends=True)[:60]), encoding="utf-8")
-    for _ in range(2):
-        with pytest.raises(DataError, match="esi-d3"):
-            validate.pages(params(), "esi-d3")
-        assert not paths.data_docs("esi-d3").exists()
-
-
-def test_a_check_that_was_killed_while_it_wrote_its_pages_leaves_none(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Great Expectations writes an index too, which would count as a check that was passed."""
-    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    docs = paths.data_docs("esi-d3")
-    shutil.rmtree(docs)
-    monkeypatch.setattr(data_docs, "detach", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    check = multiprocessing.get_context("fork").Process(target=validate.pages, args=(params(), "esi-d3"))
-    check.start()
-    check.join()
-    assert check.exitcode == -signal.SIGKILL
-    assert not docs.exists()
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    validate.pages(params(), "esi-d3")
-    assert [path.name for path in docs.parent.iterdir()] == ["esi-d3"]
 
 
 def refusal(sound: Path, lines: list[str], *, sealed: bool = True) -> str:
@@ -188,22 +138,19 @@ def test_a_sound_data_set_gets_a_proof_of_its_very_bytes(sound: Path) -> None:
     assert not (sound / FAILED).exists()
 
 
-def test_the_pages_are_written(sound: Path) -> None:
-    pages = sound / paths.data_docs("esi-d3")
-    assert "esi-d3" in (pages / "index.html").read_text(encoding="utf-8")
-    (rows,) = pages.glob("validations/rows/**/*.html")
-    assert "spo2_pct" in rows.read_text(encoding="utf-8")
-    assert {path.suffix for path in pages.rglob("*") if path.is_file()} == {".html"}
-    for page in pages.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        assert f'http-equiv="Content-Security-Policy" content="{data_docs.POLICY}"' in text
-        assert not re.search(
-            r"""(?i)<(script|link|img|iframe)|\bon\w+=|\b(src|href|action)\s*=\s*["']?\s*(\w+:)?//""", text
-        )
-        assert not re.search(r"(?i)@import|url\(", text)
-        for link in re.findall(r'href="([^"#]+)', text):
-            assert (page.parent / link).resolve().is_relative_to(pages.resolve())
-            assert (page.parent / link).is_file()
+def test_the_page_of_a_proof_loads_nothing_and_shows_text_as_text(sound: Path, tmp_path: Path, monkeypatch) -> None:
+    page = (sound / paths.data_docs("esi-d3") / "index.html").read_text(encoding="utf-8")
+    assert "esi-d3: all rules hold" in page
+    assert "spo2_pct" in page
+    proof = json.loads((sound / PROOF).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    artifacts.write_json(FAILED, proof | {"refused": "x", "faults": ["row 1: <script src=//x.example></script>"]})
+    validate.write_page(FAILED)
+    refused = (paths.data_docs("esi-d3") / "index.html").read_text(encoding="utf-8")
+    assert "&lt;script src=//x.example&gt;" in refused
+    for text in (page, refused):
+        assert "default-src 'none'" in text
+        assert not re.search(r"(?i)<(script|link|img|iframe)|\b(src|href|on\w+)=[\"']|@import|url\(", text)
 
 
 def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
@@ -318,10 +265,11 @@ def test_repeated_foreign_and_mislabelled_rows_are_named(damaged: tuple[str, lis
     assert any(re.search(rf" row {row} \(\S+, column {column}: {COMPUTED[column]}", fault) for fault in faults), faults
 
 
-def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(tmp_path: Path) -> None:
-    check = expectations.checker(
-        "x", tmp_path, {"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]}
-    )
+def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sound)
+    check = expectations.checker({"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]})
     with pytest.raises(RuntimeError, match="absent"):
         check("rows", [{"row": 1, "id": "a"}])
 

@@ -19,7 +19,7 @@ from clinrl.config.model import Model
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import answers, evaluate
-from clinrl.evaluation.evaluate import grade, write_reports
+from clinrl.evaluation.evaluate import grade, reports_of, write_reports
 from clinrl.intervals import paired
 from clinrl.models import bases
 from clinrl.models.judges import Judges
@@ -83,7 +83,8 @@ def write(folder):
     """The reports of v2, which fell silent twice in direct mode and is perfect in think mode."""
     folder.mkdir(parents=True)
     run = run_of(model(), {"direct": MINE, "think": GOLDS})
-    write_reports(folder, run, TRAINING, {mode: answered(THEIRS, "v1", mode) for mode in run.modes})
+    parent = {mode: answered(THEIRS, "v1", mode) for mode in run.modes}
+    write_reports(folder, run, reports_of(run, TRAINING, parent))
     return folder
 
 
@@ -116,7 +117,8 @@ def test_a_parent_that_was_shown_the_cases_in_other_ways_has_a_row_for_each(proj
     parent = replace(answered(THEIRS, "v1"), under={"without_evidence": GOLDS})
     folder = paths.report("v2")
     folder.mkdir(parents=True)
-    write_reports(folder, run_of(model(), {"direct": MINE}), [], {"direct": parent})
+    run = run_of(model(), {"direct": MINE})
+    write_reports(folder, run, reports_of(run, [], {"direct": parent}))
     rows = {row.name: row.metrics["exact"].value for row in answers.load_report("v2", "direct").rows}
     assert list(rows)[:3] == ["v2", "v1", "v1, without_evidence"]
     assert rows["v1, without_evidence"] == 1.0
@@ -209,7 +211,8 @@ def test_the_base_has_no_parent_no_tests_and_no_row_that_learned(project):
     folder = paths.report("esi-base")
     folder.mkdir(parents=True)
     base = model(name="esi-base", kind="base", parts=(), parent=None, data=None)
-    write_reports(folder, run_of(base, {"direct": MINE}), [], {})
+    run = run_of(base, {"direct": MINE})
+    write_reports(folder, run, reports_of(run, [], {}))
     report = answers.load_report("esi-base", "direct")
     assert report.paired == ()
     assert [row.name for row in report.rows] == ["esi-base", *(f"always {level}" for level in range(1, 6)), "random"]
@@ -309,10 +312,10 @@ def test_guesses_follow_their_weights_and_are_the_same_twice():
 
 
 def test_the_bag_of_words_learns_words_and_guesses_a_sole_label():
-    texts = [f"{word} patient number {i}" for i in range(30) for word in ("bleeding", "sneezing")]
-    labels, groups = [1, 5] * 30, [str(i) for i in range(30) for _ in range(2)]
-    assert baselines.bag_of_words(texts, labels, groups, ["a bleeding man", "sneezing"]) == [1, 5]
-    assert baselines.bag_of_words(["a a", "b b"], [2, 2], ["x", "y"], ["c"]) == [2]
+    texts = tuple(f"{word} patient number {i}" for i in range(30) for word in ("bleeding", "sneezing"))
+    labels, groups = (1, 5) * 30, tuple(str(i) for i in range(30) for _ in range(2))
+    assert baselines.bag_of_words(texts, labels, groups, ("a bleeding man", "sneezing")) == (1, 5)
+    assert baselines.bag_of_words(("a a", "b b"), (2, 2), ("x", "y"), ("c",)) == (2,)
 
 
 def test_a_model_is_a_version_with_its_reward_or_a_base():

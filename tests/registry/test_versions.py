@@ -264,7 +264,7 @@ def test_a_run_names_its_data_sets_by_their_digests(shown):
         assert json.loads(inputs[name].dataset.profile) == {"digest": whole}
 
 
-def test_a_run_holds_reports_plots_card_and_data_docs(shown):
+def test_a_run_holds_reports_plots_card_and_pages_of_validation(shown):
     files = artefacts_of(find("esi", "v1"))
     assert {
         "reports/think.json", "reports/direct.json", "reports/report.md", "reports/confusion_think.png",
@@ -277,7 +277,7 @@ def test_a_clone_has_proofs_without_pages_and_registers_pages_all_the_same(proje
     shutil.rmtree(paths.data_docs("d1"))
     files = artefacts_of(register(project, "v1"))
     assert {name.split("/")[1] for name in files if name.startswith("data_docs/")} == {"d1", "x1"}
-    assert any(name.startswith("data_docs/d1/validations/") for name in files)
+    assert "d1: all rules hold" in (paths.data_docs("d1") / "index.html").read_text(encoding="utf-8")
 
 
 def test_what_is_registered_is_complete_and_checks_itself(shown):

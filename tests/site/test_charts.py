@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from clinrl.analysis.alerts import Alarm
 from clinrl.config.params import load_params
-from clinrl.reports import palette
 from clinrl.site import charts, tree, versions
 
 NUMBERS = st.floats(-1e6, 1e6).map(lambda value: round(value, 4))
@@ -39,7 +38,7 @@ def test_an_alarm_stands_at_its_step() -> None:
 
 
 def test_a_share_is_drawn_in_per_cent_and_an_interval_around_its_value() -> None:
-    found = charts.intervals("t", "u", {"row": [(0.5, 0.4, 0.6, (0.45, 0.55), 0, "says")]})
+    found = charts.intervals("t", "u", {"row": [charts.Dot(0.5, 0.4, 0.6, (0.45, 0.55), 0, "says")]})
     assert found is not None
     ((dot,),) = (row.dots for row in found.rows)
     assert dot.low is not None
@@ -50,11 +49,11 @@ def test_a_share_is_drawn_in_per_cent_and_an_interval_around_its_value() -> None
 
 @given(st.lists(st.integers(0, 40).map(str), max_size=60))
 def test_a_name_has_one_style_and_few_names_have_styles_of_their_own(names: list[str]) -> None:
-    found = palette.styles(names)
+    found = charts.styles(names)
     assert set(found) == set(names)
-    if len(found) <= len(palette.COLOURS) * len(palette.DASHES):
+    if len(found) <= len(charts.COLOURS) * len(charts.DASHES):
         assert len(set(found.values())) == len(found)
-    assert all(palette.COLOURS[colour] and palette.DASHES[dash] for colour, dash in found.values())
+    assert all(charts.COLOURS[colour] and charts.DASHES[dash] for colour, dash in found.values())
 
 
 def test_the_colours_can_be_told_from_a_white_page() -> None:
@@ -63,7 +62,7 @@ def test_the_colours_can_be_told_from_a_white_page() -> None:
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    assert all(1.05 / (luminance(colour) + 0.05) > 2 for colour in palette.COLOURS)
+    assert all(1.05 / (luminance(colour) + 0.05) > 2 for colour in charts.COLOURS)
 
 
 @pytest.mark.parametrize("task", ["esi", "imaging", "audit"])
@@ -82,7 +81,7 @@ def test_each_version_and_merge_is_one_mark_of_the_tree(task: str) -> None:
 
 def test_marks_do_not_lie_on_each_other() -> None:
     params = load_params()
-    drawn = tree.layout("esi", tree.nodes(params, "esi"), ["exact"], lambda *_: [], [0, 1])
+    drawn = tree.layout("esi", tree.nodes(params, "esi"), ["exact"], lambda *_: [])
     places = [(row.x, row.y) for row in drawn.rows] + [(at, row.y) for row in drawn.rows for at, _ in row.seeds]
     assert len(set(places)) == len(places)
     assert all(x < drawn.gate < drawn.width and y < drawn.height for x, y in places)

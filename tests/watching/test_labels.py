@@ -1,13 +1,11 @@
 """Files of labels: what does not fit the task's own rules is refused as a whole, and quotes nobody."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clinrl import paths
 from clinrl.errors import DataError
 from clinrl.tasks.base import get_task
 from clinrl.watching import labels, store
@@ -55,20 +53,6 @@ def test_a_file_with_one_bad_line_is_refused_and_nothing_of_it_is_counted(line: 
         assert word not in str(refused.value)
         assert not any(word.encode() in held for held in written)
     assert store.days("esi", "v") == []
-
-
-def test_the_pages_are_about_the_last_file_and_load_nothing() -> None:
-    write({"id": IDS[0], "label": 2})
-    for _ in range(2):
-        take_in("esi", get_task("esi"), FILE)
-    write({"id": IDS[1], "label": 6})
-    with pytest.raises(DataError, match="column level"):
-        take_in("esi", get_task("esi"), FILE)
-    folder = paths.data_docs("watch-esi")
-    assert len([*folder.glob("validations/rows/**/*.html")]) == 1
-    assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".html"}
-    for page in folder.rglob("*.html"):
-        assert not re.search(r"<script|(src|href)=\"https?:", page.read_text(encoding="utf-8"))
 
 
 def test_a_file_that_is_not_there_or_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

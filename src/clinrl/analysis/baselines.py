@@ -42,7 +42,8 @@ def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[
         counts = Counter(labels)
         rows[PRIOR] = guesses(task.labels, [counts[label] for label in task.labels], len(exam))
         texts, asked = ([text(task, case) for case in cases] for cases in (training, exam))
-        rows[BAG_OF_WORDS] = bag_of_words(texts, labels, [case.group for case in training], asked)
+        groups = (case.group for case in training)
+        rows[BAG_OF_WORDS] = [*bag_of_words(tuple(texts), tuple(labels), tuple(groups), tuple(asked))]
     return rows
 
 
@@ -56,7 +57,10 @@ def guesses(labels: Sequence[Any], weights: Sequence[float], n: int) -> list[Any
     return Random(SEED).choices(labels, weights, k=n)
 
 
-def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[str], asked: Sequence[str]) -> list[Any]:
+@lru_cache(maxsize=2)
+def bag_of_words(
+    texts: tuple[str, ...], labels: tuple[Any, ...], groups: tuple[str, ...], asked: tuple[str, ...]
+) -> tuple[Any, ...]:
     """Labels for `asked` by logistic regression on TF-IDF of words, or of words and word pairs.
 
     Classes weigh the same, whatever their counts: an exam may have another mix than the training cases, and without
@@ -65,13 +69,6 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[s
     Ties go to the simpler candidate. Deterministic. It takes seconds on thousands of cases, so the last answers are
     kept in memory, by all that they follow from.
     """
-    return list(_learned(tuple(texts), tuple(labels), tuple(groups), tuple(asked)))
-
-
-@lru_cache(maxsize=2)
-def _learned(
-    texts: tuple[str, ...], labels: tuple[Any, ...], groups: tuple[str, ...], asked: tuple[str, ...]
-) -> tuple[Any, ...]:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import balanced_accuracy_score

@@ -22,7 +22,7 @@ from clinrl.artifacts import exclusive, read_manifest, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded
+from clinrl.evaluation.answers import SEED, answer, load_graded, open_run
 from clinrl.evaluation.evaluate import check_apart
 from clinrl.evaluation.sampler import open_sampler
 from clinrl.intervals import DIGITS, mean, rate
@@ -238,12 +238,11 @@ def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: in
 def _kept(run: Run, mode: str, places: Sequence[int]) -> list[Transcript]:
     """The transcripts of the exam in a mode, of the chosen cases."""
     name, folder = run.model.name, paths.graded(run.model.name)
-    load_answers(run, mode, name)  # refuses answers to another exam
+    _, lines = load_graded(run, mode, name)
     if read_manifest(folder).inputs["adapter"] != run.adapter_digest:
         raise ArtefactError(
             f"{folder} was answered by another adapter than {run.model.folder} now holds; examine {name} again"
         )
-    lines = read_graded(folder / f"{mode}.jsonl")
     return [lines[place].transcript for place in places]
 
 

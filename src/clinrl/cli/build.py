@@ -17,7 +17,7 @@ DATA = {
         name("DATASET"),
         help="check that a data set is what it must be",
         description="Runs the task's expectations and the gold proof on data/cases/DATASET. Writes the proof "
-        "data/reports/data/DATASET.json only on success, and pages for people under data/docs/DATASET.",
+        "data/reports/data/DATASET.json only on success, and a page for people under data/docs/DATASET.",
         examples="clinrl validate esi-d3",
         also="expectations great-expectations quality",
     ),

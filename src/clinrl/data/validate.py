@@ -2,8 +2,8 @@
 
 Row expectations (the task's own, identifiers of real people, and this module's computed columns) are checked on the
 real file in chunks, summary expectations on a one-row table of shares. A data set that passes gets a proof, which
-names the very bytes it was given for; one that fails gets a report beside it and no proof. Memory does not grow with
-the number of cases.
+names the very bytes it was given for; one that fails gets a report beside it and no proof. Either is also a page for
+people, `paths.data_docs(name)`. Memory does not grow with the number of cases.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import Any
 
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.data import data_docs
 from clinrl.data.dataset import is_import, manifest_of, read_rows, rebuild
 from clinrl.data.expectations import COMPUTED, TEXT_UNIQUE, Tally, checker
 from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
@@ -39,7 +38,7 @@ LONGEST_TEXT_CHARACTERS = 8_000
 
 
 def stage(params: Params, name: str) -> None:
-    """Validate a data set, drawn or imported; write `paths.data_proof(name)` and the pages in `paths.data_docs(name)`.
+    """Validate a data set, drawn or imported; write `paths.data_proof(name)` and the page in `paths.data_docs(name)`.
 
     The proof says nothing of versions: that another one comes to train on the data set changes no byte of it.
 
@@ -57,30 +56,32 @@ def stage(params: Params, name: str) -> None:
         failed.unlink(missing_ok=True)
         shutil.rmtree(paths.data_docs(name), ignore_errors=True)
         try:
-            with data_docs.written(name) as folder:
-                report, faults = examine(folder, *subject)
+            report, faults = examine(*subject)
         except DataError as error:
             artifacts.write_json(failed, {"data": {"name": name}, "refused": str(error)})
             raise
         if faults:
-            message = f"{faults[0]}; {rebuild(paths.cases(name))}, and see {paths.data_docs(name) / data_docs.INDEX}"
+            message = f"{faults[0]}; {rebuild(paths.cases(name))}, and see {_page(name)}"
             artifacts.write_json(failed, report | {"refused": message, "faults": faults})
+            write_page(failed)
             raise DataError(message)
         artifacts.write_json(proof, report)
+        write_page(proof)
 
 
-def pages(params: Params, name: str) -> None:
-    """Write `paths.data_docs(name)` if it is missing, as in a clone: the proof is in git, its pages are not.
+def write_page(report: Path) -> None:
+    """Write the page of a written report, passed or failed, into `paths.data_docs` of its data set."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    Raises DataError if the data set does not pass any more, and ArtefactError if it is altered.
-    """
-    with artifacts.exclusive(paths.data_proof(name)):
-        if (paths.data_docs(name) / data_docs.INDEX).exists():
-            return
-        with data_docs.written(name) as folder:  # pages that are there count as a check that was passed
-            _, faults = examine(folder, *_subject(params, name))
-            if faults:
-                raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
+    found, here = json.loads(report.read_bytes()), Path(__file__)
+    loader = FileSystemLoader(here.parent)
+    environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=True, trim_blocks=True)
+    text = environment.get_template(here.with_suffix(".html.j2").name).render(report=found)
+    artifacts.write_text(_page(found["data"]["name"]), text)
+
+
+def _page(name: str) -> Path:
+    return paths.data_docs(name) / "index.html"
 
 
 def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
@@ -100,9 +101,9 @@ def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Man
 
 
 def examine(
-    pages: Path, name: str, task: Task, pool: Pool, rewards: Sequence[Any], manifest: Manifest
+    name: str, task: Task, pool: Pool, rewards: Sequence[Any], manifest: Manifest
 ) -> tuple[dict[str, Any], list[str]]:
-    """Run both suites over a data set, with pages into a folder. Returns the report, free of times, and the faults.
+    """Run both suites over a data set. Returns the report, free of times, and the faults found.
 
     Faults are sentences, the one to show first. Raises DataError for a row that is not a case.
     """
@@ -112,7 +113,7 @@ def examine(
     size = int(intake["kept"] if imported else manifest.spec["cases"])
     suites = {"rows": row_suite(task, imported=imported), "summary": summary_suite(task, size, imported=imported)}
     tallies = {on: [Tally(rule, withheld=imported) for rule in suite] for on, suite in suites.items()}
-    check = checker(name, pages, suites, withheld=imported)
+    check = checker(suites, withheld=imported)
     counts: Counter[str] = Counter()
     judges = Judges(paths.base(task.name))
     with first_sightings() as is_first, progress(name, size) as advance:

@@ -77,6 +77,11 @@ def load_report(name: str, mode: str) -> EvalReport:
 
 
 def load_answers(run: Run, mode: str, name: str, folder: Path | None = None) -> Answers:
+    """The answers of `name`, as `load_graded` checks them."""
+    return load_graded(run, mode, name, folder)[0]
+
+
+def load_graded(run: Run, mode: str, name: str, folder: Path | None = None) -> tuple[Answers, list[Graded]]:
     """The answers of `name` to the exam of a run, in one of its modes; from `folder`, or its graded one.
 
     Raises ArtefactError if the folder is missing or altered, or if it answers another exam or was decoded otherwise.
@@ -103,7 +108,7 @@ def load_answers(run: Run, mode: str, name: str, folder: Path | None = None) -> 
     if [line.case_id for line in lines] != [case.id for case in run.cases]:
         raise ArtefactError(f"{path} does not answer the cases of this exam in its order; {advice}")
     check_answers(get_task(manifest.task), run.cases, lines, path)
-    return replace(found, answers=[line.answer for line in lines])
+    return replace(found, answers=[line.answer for line in lines]), lines
 
 
 def check_answers(task: Task, cases: Sequence[Case], lines: Sequence[Graded], path: Path) -> None:
@@ -129,10 +134,10 @@ def load_parent(run: Run, mode: str) -> Answers | None:
     """
     if run.model.parent is None:
         return None
-    found, folder = load_answers(run, mode, run.model.parent), paths.graded(run.model.parent)
+    folder = paths.graded(run.model.parent)
+    found, given = load_graded(run, mode, run.model.parent)
     files = {variant: folder / f"{mode}.{variant}.jsonl" for variant in run.task.reporting.variants}
     there = {variant: path for variant, path in files.items() if path.exists()}
-    given = read_graded(folder / f"{mode}.jsonl") if there else []
     under = {variant: load_variant(run, given, variant, path) for variant, path in there.items()}
     return replace(found, under={variant: [line.answer for line in lines] for variant, lines in under.items()})
 

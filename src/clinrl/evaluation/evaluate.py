@@ -80,9 +80,9 @@ def stage(params: Params, name: str) -> None:
         journal = open_journal(params, run, inputs)
         run = replace(answer_exam(params, run, judges, parent, journal), adapter_digest=inputs["adapter"])
         keep(paths.graded(name), run, inputs, seed=SEED)
+        reports = reports_of(run, training, parent, responses_of(run, judges), seen_by(params, run))
         with staged(paths.report(name)) as out:
-            responses, seen = responses_of(run, judges), seen_by(params, run)
-            write_reports(out, run, training, parent, responses, seen)
+            write_reports(out, run, reports)
         write_record(task, record_of(run), model.exam, model.data)
         if journal is not None:
             journal.remove()
@@ -223,7 +223,11 @@ def reports_of(
     responses: Responses = NO_RESPONSES,
     seen: Estimates | None = None,
 ) -> dict[str, EvalReport]:
-    """The report of each mode of a run; the arguments are those of `write_reports`."""
+    """The report of each mode of a run. Asks no model.
+
+    `parent` holds the parent's answers by mode; it is empty for a base, and so is `training`. `responses` are those of
+    the judges that the task's qualities need, `seen` the exam's clauses in what the model learned from.
+    """
     rows = baselines.answers(run.task, run.cases, training)
     lazy = {row: row_metrics(run, answers) for row, answers in rows.items()}  # the same in every mode
     reports = {}
@@ -238,21 +242,9 @@ def reports_of(
     return reports
 
 
-def write_reports(
-    out: Path,
-    run: Run,
-    training: Sequence[Case],
-    parent: Mapping[str, Answers],
-    responses: Responses = NO_RESPONSES,
-    seen: Estimates | None = None,
-) -> None:
-    """Write reports, tables and plots of a run into a folder. Asks no model.
-
-    `parent` holds the parent's answers by mode; it is empty for a base, and so is `training`. `responses` are those of
-    the judges that the task's qualities need, `seen` the exam's clauses in what the model learned from.
-    """
+def write_reports(out: Path, run: Run, reports: Mapping[str, EvalReport]) -> None:
+    """Write reports, tables and plots of a run into a folder. Asks no model."""
     task, model = run.task, run.model
-    reports = reports_of(run, training, parent, responses, seen)
     answers = {mode: run.answers(mode).answers for mode in run.modes}
     for mode, report in reports.items():
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))

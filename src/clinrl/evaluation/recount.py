@@ -24,7 +24,7 @@ from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     BETWEEN_MODES,
     SUMMARY,
-    load_answers,
+    load_graded,
     load_parent,
     load_report,
     load_variant,
@@ -55,9 +55,10 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
     found, answers = {}, {}
     seen = seen_by(params, run)
     for mode in run.modes:
-        answers[mode] = load_answers(run, mode, name).answers
+        given, lines = load_graded(run, mode, name)
+        answers[mode] = given.answers
         report = load_report(name, mode)
-        read = replace(run, adapter_digest=report.adapter_digest, graded=_graded(run, mode))
+        read = replace(run, adapter_digest=report.adapter_digest, graded=_graded(run, mode, lines))
         _check_scores(read, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
             raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
@@ -93,14 +94,14 @@ def _check_scores(run: Run, mode: str, path: Path) -> None:
             )
 
 
-def _graded(run: Run, mode: str) -> dict[str, list[Graded]]:
+def _graded(run: Run, mode: str, lines: list[Graded]) -> dict[str, list[Graded]]:
     """The graded answers of a mode, and those under input variants, by the names of their files."""
     folder = paths.graded(run.model.name)
-    graded = {mode: read_graded(folder / f"{mode}.jsonl")}
+    graded = {mode: lines}
     for variant in run.model.variants:
         path = folder / f"{mode}.{variant}.jsonl"
         if path.exists():
-            load_variant(run, graded[mode], variant, path)  # refuses answers to other cases
+            load_variant(run, lines, variant, path)  # refuses answers to other cases
             graded[f"{mode}.{variant}"] = read_graded(path)
     return graded
 

@@ -4,12 +4,11 @@ import json
 from collections.abc import Sequence
 from random import Random
 
-from clinrl import paths
 from clinrl.analysis.run import Run
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.errors import ParamsError
-from clinrl.evaluation.answers import load_answers, mode_of, open_run, read_graded
+from clinrl.evaluation.answers import load_graded, mode_of, open_run
 from clinrl.reports.episode import episode_of, write
 from clinrl.types import Case, Graded
 
@@ -32,8 +31,7 @@ def stage(
     """
     mode = mode_of(params, mode)
     run = open_run(params, params.model(name))
-    load_answers(run, mode, name)  # refuses answers to another exam
-    graded = read_graded(paths.graded(name) / f"{mode}.jsonl")
+    _, graded = load_graded(run, mode, name)
     found = [
         episode_of(run.model, run.cases[place], graded[place], number=place + 1, of=len(run.cases))
         for place in _places(run, graded, episode, random, wrong)

@@ -17,7 +17,7 @@ from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest, read_manifest
 from clinrl.errors import ArtefactError, DataError, Refused
-from clinrl.evaluation.answers import load_answers, load_report, mode_of, open_run, read_graded
+from clinrl.evaluation.answers import load_graded, load_report, mode_of, open_run
 from clinrl.intervals import DIGITS
 from clinrl.reports.episode import answer_text, episode_of
 from clinrl.tasks.base import EXACT
@@ -70,8 +70,8 @@ def examined(params: "Params", name: str, mode: str) -> tuple[Run, list[Graded],
     run = open_run(params, params.model(name))
     if any(map(is_imported, run.cases)):
         raise DataError(f"{run.model.exam} holds somebody's records, whose text must not leave; nothing was written")
-    load_answers(run, mode, name)  # refuses answers to another exam
-    return run, read_graded(paths.graded(name) / f"{mode}.jsonl"), load_report(name, mode)
+    _, lines = load_graded(run, mode, name)
+    return run, lines, load_report(name, mode)
 
 
 def _python() -> str:

@@ -65,13 +65,12 @@ def register(params: Params, name: str) -> Entry:
     """Register a version or a merge of params.yaml that was examined, or fill in what its entry lacks.
 
     Its run gets the recipe, every metric of every mode with its interval, the training history by step, the data sets,
-    reports, plots, card and Data Docs; its model version the adapter with its base (or the full model) and all that
-    loading needs. A model that is there and would be refused is sent anew; a server's is fetched whole to see that. It
-    becomes the `candidate` unless it was refused, is the champion, or was trained on a waiver.
+    reports, plots, card and pages of proofs; its model version the adapter with its base (or the full model) and all
+    that loading needs. A model that is there and would be refused is sent anew; a server's is fetched whole to see
+    that. It becomes the `candidate` unless it was refused, is the champion, or was trained on a waiver.
 
-    Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, DataError if
-    its data do not pass any more, Busy if the same name is being registered, and RegistryError if MLflow did not do
-    its part; the same call then completes it.
+    Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, Busy if the same
+    name is being registered, and RegistryError if MLflow did not do its part; the same call then completes it.
     """
     _check(name, "a version or a merge")
     model = params.model(name)
@@ -80,8 +79,9 @@ def register(params: Params, name: str) -> Entry:
     with exclusive(Path("registry") / name):
         made = collect(params, model)
         for data in filter(None, (model.data, model.exam)):
-            if paths.cases(data).exists():  # an adapter restored from a cache may have come without
-                validate.pages(params, data)
+            proof = paths.data_proof(data)
+            if proof.exists() and not paths.data_docs(data).exists():  # as in a clone: git has the proof alone
+                validate.write_page(proof)
         for _ in range(ATTEMPTS - 1):
             with suppress(Clash):
                 return _complete_entry(made)

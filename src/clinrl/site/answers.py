@@ -9,7 +9,7 @@ from clinrl import paths
 from clinrl.analysis.baselines import text
 from clinrl.analysis.run import Run
 from clinrl.config.params import Params
-from clinrl.evaluation.answers import load_answers, open_run, read_graded, run_of
+from clinrl.evaluation.answers import load_graded, open_run, run_of
 from clinrl.evaluation.record import Record
 from clinrl.evaluation.show import is_wrong
 from clinrl.pipeline.plan import children
@@ -76,8 +76,7 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
     modes: dict[str, Any] = {}
     requests: dict[str, str] = {}
     for mode in params.modes:
-        load_answers(run, mode, name)  # refuses answers that were altered, or to another exam
-        lines = read_graded(paths.graded(name) / f"{mode}.jsonl")
+        _, lines = load_graded(run, mode, name)
         verdicts = [_verdict(run, case, line) for case, line in zip(run.cases, lines, strict=True)]
         if imported:
             counts[mode] = Counts(len(lines), verdicts.count(RIGHT), verdicts.count(SAFETY))

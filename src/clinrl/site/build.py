@@ -23,13 +23,13 @@ from clinrl.artifacts import canonical_json, replaced, sha256_file
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, Refused, echo
 from clinrl.release import audit_log
-from clinrl.reports import numbers, palette, results
+from clinrl.reports import numbers, results
 from clinrl.reports.render import environment, load
 from clinrl.runtime.progress import progress
 from clinrl.site import answers, charts, markdown, tree, versions
 from clinrl.site.answers import Shown
 from clinrl.site.standing import MEANS, Standing, standing
-from clinrl.site.tree import Node, Value
+from clinrl.site.tree import Node
 from clinrl.site.versions import Exam
 from clinrl.tasks.base import get_task
 
@@ -112,7 +112,7 @@ class Site:
             histories = [exam.history for name, exam in self.exams.items() if self.params.model(name).task.name == task]
             rows = [arm for name, spec in self.params.comparisons.items() if spec.task == task for arm in spec.arms]
             modes = list(self.params.modes)
-            found[task] = palette.styles(versions.names_in(get_task(task), modes, histories, rows))
+            found[task] = charts.styles(versions.names_in(get_task(task), modes, histories, rows))
         return found
 
     def modes(self, task: str) -> dict[str, int]:
@@ -174,7 +174,7 @@ def write(site: Site, advance: Callable[..., None]) -> None:
     for path in sorted((HERE / "static").iterdir()):
         site.text(path.name, path.read_text(encoding="utf-8"))
     site.text(
-        "style.css", _environment().get_template("style.css.j2").render(colours=palette.COLOURS, dashes=palette.DASHES)
+        "style.css", _environment().get_template("style.css.j2").render(colours=charts.COLOURS, dashes=charts.DASHES)
     )
     found = {path: _url(path) for path in markdown.files()}
     site.targets |= {path.as_posix(): url for path, url in found.items()}
@@ -295,8 +295,9 @@ def _version(site: Site, name: str, shown: Shown | None) -> None:
         headline=versions.headline(task, exam, arms), beside=versions.beside(task, arms[0], modes) if arms else [],
         baselines=results.rows(list(exam.reports.values())), slices=list(versions.slices(task, exam)),
         confusions={mode: versions.shaded(one.confusion) for mode, one in exam.reports.items()},
-        curves=versions.curves(task, exam, site.colours[task.name]), recipe=versions.difference(params, model),
-        lineage=lineage, present=numbers.present, exam_proof=site.file(paths.data_proof(model.exam)),
+        curves=charts.training(exam.history, [*map(str, task.labels)], exam.alarms or (), site.colours[task.name]),
+        recipe=versions.difference(params, model), lineage=lineage, present=numbers.present,
+        exam_proof=site.file(paths.data_proof(model.exam)),
         tests=results.test_groups(list(exam.reports.values()), exam.between), result=results.paired,
         further=[site.targets[page] for page in further if page in site.targets],
     )  # fmt: skip
@@ -307,11 +308,11 @@ def _version(site: Site, name: str, shown: Shown | None) -> None:
 
 def _tree(site: Site, task: str) -> tree.Tree:
     """The picture of a task's tree, with the compared shares of each row."""
-    found = get_task(task)
+    found, modes = get_task(task), site.modes(task)
 
-    def values(node: Node, measure: str) -> Sequence[Value]:
+    def values(node: Node, measure: str) -> Sequence[charts.Dot]:
         arms = versions.arms(site.params, site.compared, node.names[0])
-        drawn: list[Value] = []
+        drawn: list[charts.Dot] = []
         for mode, report in site.exams[node.names[0]].reports.items():
             mean, own = arms[0].figure(mode, measure) if arms else None, report.metrics.get(measure)
             number, text = (
@@ -319,10 +320,11 @@ def _tree(site: Site, task: str) -> tree.Tree:
             )
             if number is None:
                 return []
-            drawn.append((number.value, number.low, number.high, f"{node.names[0]}, {mode}: {measure} {text}"))
+            says = f"{node.names[0]}, {mode}: {measure} {text}"
+            drawn.append(charts.Dot(number.value, number.low, number.high, (), modes[mode], says))
         return drawn
 
-    return tree.layout(task, site.rows[task], list(found.compared), values, list(site.modes(task).values()))
+    return tree.layout(task, site.rows[task], list(found.compared), values)
 
 
 def _groups(pages: Mapping[Path, tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:

@@ -1,12 +1,14 @@
 """Charts as numbers: where lines, dots and ticks lie in a picture. `templates/charts.html.j2` draws them as SVG.
 
 Drawn this way, a picture takes its colours from the page's style sheet, in the dark too, its text can be read aloud,
-its marks can be links, and a hundred pages are drawn in a second.
+its marks can be links, and a hundred pages are drawn in a second. Colours are those of Okabe and Ito, which
+colour-blind readers tell apart.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, product
 
 from clinrl.analysis.alerts import Alarm
 from clinrl.reports import figures
@@ -19,9 +21,14 @@ ROW = 26
 MOST_POINTS = 200
 """Of a line: further ones would lie on the same pixels."""
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Without black and yellow: one is hard to see on a dark page, the other on a white one."""
+DASHES = ("none", "6 3", "2 2", "8 3 2 3")
+"""Of SVG's stroke-dasharray: whole, dashed, dotted, dashed and dotted."""
+
 Points = Sequence[tuple[float, float]]
 Styles = Mapping[str, tuple[int, int]]
-"""Name to the place of its colour and of its dash, as `palette.styles` gives them."""
+"""Name to the place of its colour and of its dash, as `styles` gives them."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +81,20 @@ class Chart:
 
 @dataclass(frozen=True)
 class Dot:
-    """A number with its interval on an axis, and those of single seeds."""
+    """A number with its interval, and those of single seeds; or their places on an axis."""
 
     at: float
     low: float | None
     high: float | None
     seeds: tuple[float, ...]
-    colour: int | str
+    colour: int
     says: str
+
+    def placed(self, place: Callable[[float], float]) -> "Dot":
+        """The same on an axis. A single seed is the number itself."""
+        low, high = (None if edge is None else place(edge) for edge in (self.low, self.high))
+        seeds = tuple(map(place, self.seeds)) if len(self.seeds) > 1 else ()
+        return replace(self, at=place(self.at), low=low, high=high, seeds=seeds)
 
 
 @dataclass(frozen=True)
@@ -111,8 +124,14 @@ class Intervals:
         return ROW * len(self.rows) + 30
 
 
-Mark = tuple[float, float | None, float | None, Sequence[float], int | str, str]
-"""Value, interval, seeds, colour and what it says, before it has a place."""
+def styles(names: Iterable[str]) -> Styles:
+    """The place of a colour and of a dash for each name, in the order of the names; a name keeps that of its first.
+
+    Where there are more names than colours, a further one takes a colour again with another dash; more names than both
+    give share them.
+    """
+    free = product(range(len(DASHES)), range(len(COLOURS)))
+    return {name: (colour, dash) for name, (dash, colour) in zip(dict.fromkeys(names), cycle(free), strict=False)}
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -190,27 +209,21 @@ def training(history: figures.History, labels: Sequence[str], alarms: Sequence[A
     return found
 
 
-def intervals(title: str, unit: str, rows: Mapping[str, Sequence[Mark]], *, share: bool = True) -> Intervals | None:
+def intervals(title: str, unit: str, rows: Mapping[str, Sequence[Dot]], *, share: bool = True) -> Intervals | None:
     """Rows of numbers with their intervals. A share is drawn in per cent. None without any row."""
     factor = 100.0 if share else 1.0
-    known = [value for marks in rows.values() for mark in marks for value in (*mark[:3], *mark[3]) if value is not None]
-    if not known:
+    dots = [dot for found in rows.values() for dot in found]
+    if not dots:
         return None
+    known = [value for dot in dots for value in (dot.at, dot.low, dot.high, *dot.seeds) if value is not None]
     low, high = ends([factor * value for value in known])
     axis = (max(low, 0.0), min(high, 100.0)) if share else (low, high)
     label = min(230, 14 + round(6.6 * max(len(name) for name in rows)))
     width = label + 330
 
-    def at(value: float | None) -> float:
-        return place(factor * (value or 0.0), axis, label + 8, width - 14)
+    def at(value: float) -> float:
+        return place(factor * value, axis, label + 8, width - 14)
 
-    drawn = [
-        Row(name, tuple(
-            Dot(at(value), None if least is None else at(least), None if most is None else at(most),
-                tuple(map(at, seeds)) if len(seeds) > 1 else (), colour, says)
-            for value, least, most, seeds, colour, says in marks
-        ))
-        for name, marks in rows.items()
-    ]  # fmt: skip
+    drawn = [Row(name, tuple(dot.placed(at) for dot in found)) for name, found in rows.items()]
     shown = tuple(Tick(place(value, axis, label + 8, width - 14), f"{value:g}") for value in ticks(*axis))
     return Intervals(title, unit, tuple(drawn), shown, label, width)

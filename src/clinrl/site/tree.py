@@ -13,10 +13,6 @@ LETTER, STEP, GATE, MEASURE = 7.0, 15, 80, 190
 """The width of a letter of a name, of a seed, of the gate's word, and of a measure."""
 
 
-Value = tuple[float, float | None, float | None, str]
-"""A number with its interval, and what it says."""
-
-
 @dataclass(frozen=True)
 class Node:
     """A row of the picture: a base, a merge, or the versions that are seeds of one recipe."""
@@ -85,13 +81,15 @@ def _below(params: Params, name: str) -> Iterator[str]:
 
 
 def layout(
-    task: str, rows: Sequence[Node], measures: Sequence[str], values: Callable[[Node, str], Sequence[Value]],
-    colours: Sequence[int],
-) -> Tree:  # fmt: skip
-    """Places for every row. `values` gives a measure of a row mode by mode: value, interval, and what it says."""
+    task: str, rows: Sequence[Node], measures: Sequence[str], values: Callable[[Node, str], Sequence[Dot]]
+) -> Tree:
+    """Places for every row. `values` gives a measure of a row mode by mode, as shares that have no place yet."""
 
     def label(node: Node) -> str:
         return node.names[0].removeprefix(f"{task}-")
+
+    def placed(dot: Dot, start: int) -> Dot:
+        return dot.placed(lambda share: _at(100 * share, start))
 
     seeds = round(max(38 + INDENT * node.depth + LETTER * len(label(node)) for node in rows))
     gate = seeds + STEP * (max(len(node.names) for node in rows) - 1) + 4
@@ -99,10 +97,7 @@ def layout(
     drawn = []
     for number, node in enumerate(rows):
         y = TOP + ROW * number
-        bars = tuple(
-            tuple(_dot(found, start, colour) for found, colour in zip(values(node, measure), colours, strict=False))
-            for measure, start in places.items()
-        )
+        bars = tuple(tuple(placed(dot, start) for dot in values(node, measure)) for measure, start in places.items())
         drawn.append(Drawn(
             node, node.names[0], label(node), 14 + INDENT * node.depth, y,
             None if node.parent is None else TOP + ROW * node.parent,
@@ -118,9 +113,3 @@ def layout(
 
 def _at(percent: float, start: int) -> float:
     return place(percent, (0.0, 100.0), start, start + MEASURE - 28)
-
-
-def _dot(found: Value, start: int, colour: int) -> Dot:
-    value, low, high, says = found
-    edges = [None if edge is None else _at(100 * edge, start) for edge in (low, high)]
-    return Dot(_at(100 * value, start), edges[0], edges[1], (), colour, says)

@@ -16,7 +16,7 @@ from clinrl.config.resolved import uses
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY_TABLE, load_report
 from clinrl.reports import figures, numbers
 from clinrl.site import charts
-from clinrl.site.charts import Chart, Intervals, Styles
+from clinrl.site.charts import Intervals
 from clinrl.tasks.base import Task
 from clinrl.tracking.mlflow_store import flat
 from clinrl.types import Estimate
@@ -112,22 +112,16 @@ def beside(task: Task, arm: Arm, modes: Mapping[str, int]) -> list[Intervals]:
 def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int], title: str) -> Intervals | None:
     """One metric or quality of all rows of a comparison but the simple policies, in each mode."""
     quality = metric not in task.metrics
-    rows: dict[str, list[charts.Mark]] = {}
+    rows: dict[str, list[charts.Dot]] = {}
     for section in report.sections:
         for row in section.rows if section.part == ALL else ():
             found = (row.qualities if quality else row.metrics).get(metric)
             if found is not None and row.kind != "baseline":
                 says = f"{row.name}, {section.mode}: {numbers.figure(found, task, metric)}"
-                mark = (found.value, found.low, found.high, found.seeds, modes.get(section.mode, 0), says)
-                rows.setdefault(row.name, []).append(mark)
+                dot = charts.Dot(found.value, found.low, found.high, found.seeds, modes.get(section.mode, 0), says)
+                rows.setdefault(row.name, []).append(dot)
     share = task.is_share(metric)
     return charts.intervals(title, "% of cases" if share else metric, rows, share=share)
-
-
-def curves(task: Task, exam: Exam, styles: Styles) -> list[Chart]:
-    """The curves of the training; none without a history."""
-    labels = [str(label) for label in task.labels]
-    return charts.training(exam.history, labels, exam.alarms or (), styles)
 
 
 def names_in(task: Task, modes: Sequence[str], histories: Sequence[figures.History], rows: Sequence[str]) -> list[str]:

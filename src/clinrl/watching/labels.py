@@ -4,9 +4,6 @@ from pathlib import Path
 
 from pydantic import Field, StrictInt, StrictStr, ValidationError
 
-from clinrl import paths
-from clinrl.artifacts import exclusive
-from clinrl.data import data_docs
 from clinrl.data.expectations import Tally, checker
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task
@@ -29,10 +26,9 @@ class Label(Strict):
 def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
     """Validate a file of labels, and count those whose answers are kept: how many, and of how many lines.
 
-    What Great Expectations holds against the file are the task's own rules about the column of answers; its pages are
-    those of the data set `watch-<model>`, about the last file alone. Raises DataError for a file that breaks one, of
-    which nothing is counted, and quotes no value of it; Busy if another is being validated. A file that is given again
-    changes nothing.
+    What Great Expectations holds against the file are the task's own rules about the column of answers. Raises
+    DataError for a file that breaks one, of which nothing is counted, and quotes no value of it. A file that is given
+    again changes nothing.
     """
     found = _read(path)
     column = task.safety.answer
@@ -46,9 +42,7 @@ def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
         {"row": row, "id": f"line {row}", "response": one.id, column: one.label}
         for row, one in enumerate(found, start=1)
     ]
-    name = f"watch-{model}"
-    with exclusive(paths.data_docs(name)), data_docs.written(name) as folder:
-        results = checker(name, folder, {"rows": suite}, withheld=True)("rows", table) if table else []
+    results = checker({"rows": suite}, withheld=True)("rows", table) if table else []
     for rule, result in zip(suite, results, strict=False):
         tally = Tally(rule, withheld=True)
         tally.add(result)
