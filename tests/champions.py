@@ -37,8 +37,8 @@ def promote() -> None:
     YAML().dump(dolls.PARAMS | SECTIONS, Path("params.yaml"))
     given = params()
     dataset.stage(given, "x1")
-    named = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
-    write_json(paths.data_proof("x1"), named)
+    named = {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}
+    write_json(paths.data_proof("x1"), {"data": named, "summary": {}, "expectations": []})
     with dolls.few_draws():
         dolls.examine(given, "esi-base", [1])
         for name, pattern in {"v1": examined.RIGHT, "v2": examined.GOOD}.items():

@@ -122,6 +122,17 @@ def test_it_answers_to_the_names_that_it_was_given(released: Any) -> None:
     assert asked == [200, 200, 403]
 
 
+def test_a_signal_while_models_are_read_leaves_no_copy(released: Any, tmp_path: Path) -> None:
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    start = [sys.executable, "-m", "clinrl", "serve", "esi", "--port", "0"]
+    process = subprocess.Popen(start, stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(copies)})
+    eventually(lambda: any(copies.glob("clinrl-*/*")), 120)
+    process.terminate()
+    assert process.wait(60) in (130, 0)  # 0: it was up by then
+    assert not [*copies.glob("clinrl-*")]
+
+
 def test_a_signal_lets_running_requests_end_and_the_command_ends_with_0(released: Any) -> None:
     body = {"model": CHAMPION, "messages": prompts(1)[0]}
     long = body | {"max_tokens": 600, "temperature": 2.0}  # drawn, so that each is written by itself and ends late

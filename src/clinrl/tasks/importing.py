@@ -68,6 +68,7 @@ _NUMBERS = "|".join(
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
 """What word processors write in place of a hyphen."""
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
+    "e-mail address": rf"(?<![\w.+-]){IDENTIFIERS['e-mail address']}",  # from its beginning alone: time stays linear
     "medical record number": rf"{IDENTIFIERS['medical record number']}"
     r"|\bmrn\b(?![\s:#.]*\d)[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
     # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. After a slash there
