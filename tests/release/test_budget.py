@@ -10,7 +10,7 @@ from clinrl.config.change_plan import Budget
 from clinrl.errors import GateError
 from clinrl.release import budget
 from clinrl.release.audit_log import Entry
-from clinrl.release.budget import Account
+from clinrl.release.budget import Account, Spent
 
 EXAM = "e" * 64
 PLAN = Budget(alpha=0.05, spend=0.6, looks=6)
@@ -21,7 +21,7 @@ def line(candidate: str, look: budget.Look | None, *, promote: bool, exam: str =
     """A decision as the audit log holds it; one from before there were plans without a look."""
     body = {"candidate_digest": candidate, "champion_digest": champion, "exam_digest": exam, "promote": promote}
     if look is not None:
-        spent = look.model_copy(update={"left_after": look.left(passed=promote)})
+        spent = Spent(**look.model_dump(), left_after=look.left(passed=promote))
         body |= {"budget": spent.model_dump(mode="json")}
     return Entry.model_construct(kind="decision", body=body)
 

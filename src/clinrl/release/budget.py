@@ -38,7 +38,7 @@ Key = tuple[str, str, str]
 
 
 class Look(Strict):
-    """One look at an exam."""
+    """One look at an exam, before what it said is known."""
 
     number: int = Field(ge=1)
     """Among the looks at this exam, from 1."""
@@ -50,12 +50,17 @@ class Look(Strict):
     """What this look may spend: the p that a test must reach."""
     answers: str
     """Digest of what the candidate and the champion answered, and of protocol, gate and modes: of the question."""
-    left_after: float | None = Field(default=None, ge=0, lt=1)
-    """What is left of the budget; None before what the look said is known."""
 
     def left(self, *, passed: bool) -> float:
         """What is left after it."""
         return self.level if passed else self.before - self.level
+
+
+class Spent(Look):
+    """The same as a decision holds it."""
+
+    left_after: float = Field(ge=0, lt=1)
+    """What is left of the budget."""
 
     def __str__(self) -> str:
         return (
@@ -80,10 +85,10 @@ def account(lines: Sequence[Entry], exam: str, alpha: float) -> Account:
     for line in lines:
         if line.kind != "decision" or line.body["exam_digest"] != exam or "budget" not in line.body:
             continue
-        spent = Look.model_validate(line.body["budget"])
+        spent = Spent.model_validate(line.body["budget"])
         key = (line.body["candidate_digest"], line.body["champion_digest"], spent.answers)
         if key not in looks:
-            looks[key] = spent
+            looks[key] = Look(**spent.model_dump(exclude={"left_after"}))
             left = min(spent.level, left) if line.body["promote"] else max(0.0, left - spent.level)
         elif line.body["promote"]:  # refused first for something else, such as a signature that was missing
             left = min(left, looks[key].level)

@@ -25,7 +25,7 @@ from clinrl.config.base import Scale, unless
 from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
-from clinrl.release.budget import Look
+from clinrl.release.budget import Look, Spent
 from clinrl.release.form import BOTH_MODES, CHAMPION, Finding, FormRow, compare, form, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
 from clinrl.tasks.parts import Share
@@ -53,7 +53,7 @@ class Decision(Strict):
     """Why not, a sentence a broken limit; or one sentence that all limits hold."""
     rows: tuple[FormRow, ...]
     """What the person who is asked sees: the candidate, its rivals and every simple policy, mode by mode."""
-    budget: Look | None = Field(default=None, exclude_if=unless(None))
+    budget: Spent | None = Field(default=None, exclude_if=unless(None))
     """What it spent of the exam's error budget; None without a champion or a change plan, and in older decisions."""
 
     @property
@@ -116,6 +116,7 @@ def decide(
     findings += compare(task, protocol, look, candidate, rivals[CHAMPION]) if protocol and look else ()
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
+    left = look.left(passed=not broken) if look else 0.0
     return Decision(
         model=model,
         task=task.name,
@@ -129,7 +130,7 @@ def decide(
         promote=not broken,
         reasons=broken or (f"all {len(findings)} limits hold on {len(first.golds)} cases; {against}",),
         rows=tuple(form(task, candidate, rivals, policies)),
-        budget=look and look.model_copy(update={"left_after": look.left(passed=not broken)}),
+        budget=Spent(**look.model_dump(), left_after=left) if look else None,
     )
 
 
