@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.training.reward_fn import placebo_rewards
+from clinrl.training.placebo import placebo_rewards
 from clinrl.types import Unreadable
 
 LOW, HIGH = -2.0, 1.0

@@ -1,7 +1,6 @@
 """What a model wrote in training, as TRL hands it over: read as the exam reads it, scored, and logged."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -11,9 +10,10 @@ from clinrl.errors import TrainingError
 from clinrl.models.chat import decode, opens, read_calls, read_turn
 from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import Task
+from clinrl.training.placebo import placebo_rewards
 from clinrl.training.step_metrics import phase_metrics, step_metrics
 from clinrl.training.world import ALONE, World
-from clinrl.types import Call, Message, Transcript, Unreadable, transcript_of
+from clinrl.types import Call, Message, Transcript, transcript_of
 
 UNMADE = "unmade_calls"
 """Where a turn without an end keeps its calls, for which TRL's tool loop does not look: in an exam it is the last."""
@@ -135,29 +135,3 @@ def reward_function(
         return paid_here
 
     return task_reward
-
-
-def placebo_rewards(
-    placebo: str, totals: Sequence[float], answers: Sequence[Any], group: int, low: float, high: float, random: Random
-) -> list[float]:
-    """What a placebo pays for the completions of a step, whose task's scores are `totals`; each is in [low, high].
-
-    A control that pays for something else than right answers, to see what a reward adds to training. After Shao et al.,
-    Spurious Rewards: Rethinking Training Signals in RLVR (2025, arXiv:2506.10947), where random, format and majority
-    rewards improved some models about as much as true labels.
-
-    random: `low` or `high` with equal chances. shuffled: `totals`, permuted. format: `high` for a readable answer, else
-    `low`. majority: `high` for the most frequent readable answer of its group of `group` completions, the first of
-    equally frequent ones; else `low`. All but shuffled read no label.
-    """
-    if placebo == "shuffled":
-        return random.sample(totals, len(totals))
-    is_paid = [not isinstance(answer, Unreadable) for answer in answers]
-    if placebo == "random":
-        is_paid = [random.random() < 0.5 for _ in answers]
-    if placebo == "majority":
-        groups = [answers[first : first + group] for first in range(0, len(answers), group)]
-        counts = [Counter(answer for answer in some if not isinstance(answer, Unreadable)) for some in groups]
-        best = [count.most_common(1)[0][0] if count else None for count in counts]
-        is_paid = [answer == best[place // group] for place, answer in enumerate(answers)]
-    return [high if paid else low for paid in is_paid]
