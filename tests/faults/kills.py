@@ -207,10 +207,11 @@ def _attempt(
     moment_s = share * took_s
     for _ in range(4):
         _copy(before, project)
+        started = time.monotonic()
         killed = _killed(project, command, moment_s, kind, pick)
         if killed is not None:
             break
-        moment_s *= 0.7  # it was quicker this time, and ended first
+        moment_s = share * (time.monotonic() - started)  # it was quicker this time, and ended first
     left = len(killed or ())
     _end(killed or [])
     code = _to_the_end(project, start(project, command), command)
