@@ -63,7 +63,7 @@ def md5(path: Path) -> str:
 
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file that grows by lines, but for what is not whole: a line that is being written, or that
-    a kill or a full disk cut short. None if there is no file."""
+    a kill or a full disk cut short. A missing file has none."""
     with suppress(FileNotFoundError), path.open("rb") as stream:
         for line in stream:
             with suppress(ValueError):

@@ -166,10 +166,19 @@ def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released
     assert champion() == "v1"
 
 
-def test_what_a_person_rolled_back_does_not_come_back_by_itself(released: None, prefect: None) -> None:
+@pytest.mark.parametrize("is_promoted_anew", [False, True])
+def test_what_a_person_rolled_back_does_not_come_back_by_itself(
+    released: None, prefect: None, is_promoted_anew: bool
+) -> None:
     from flows.watch import rollback
 
-    promotion.rollback(champions.params(), "esi", approver="Grace Hopper")
+    given = champions.params()
+    promotion.rollback(given, "esi", approver="Grace Hopper")
+    if is_promoted_anew:  # as after a change of keys
+        digest = versions.find("esi", "v2").digest
+        lines = audit_log.lines(given)
+        body = next(line.body for line in lines if line.kind == "promotion" and line.body["digest"] == digest)
+        audit_log.write(given, "promotion", body)
     harm("v2")
     with pytest.raises(GateError, match="v2 is above its limit, and Grace Hopper rolled v1 back; a person must decide"):
         rollback("esi")

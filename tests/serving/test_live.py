@@ -19,7 +19,7 @@ import dolls
 import locks
 from clinrl import paths
 from clinrl.artifacts import write_json
-from clinrl.errors import EngineError, SignatureError
+from clinrl.errors import EngineError, RegistryError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release.standing import check_servable
@@ -355,6 +355,44 @@ def test_a_version_that_nobody_signed_whose_key_counts_still_is_not_served_any_m
             live.renew()
             assert "esi@champion" not in live.names
         assert "nobody" in capfd.readouterr().err
+    live.end()
+
+
+def test_what_could_not_be_read_under_other_keys_is_not_taken_for_sound(
+    released: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    assert live.names["esi@champion"].served.name == "v1"
+    looks = []
+
+    def away(_params: Any, entry: versions.Entry) -> None:
+        looks.append(entry.digest)
+        raise RegistryError("the server is away")
+
+    monkeypatch.setattr(versions, "check_intact", away)
+    keys.TRUSTED.mkdir(exist_ok=True)
+    shutil.copyfile(keys.PUBLIC, keys.TRUSTED / "Grace Hopper.pub")
+    for _ in range(3):
+        live.renew()
+    assert looks.count(versions.holder("esi", "champion").digest) == 3
+    live.end()
+
+
+def test_keys_that_cannot_be_read_are_said_and_end_nothing(
+    released: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+
+    def denied(*_files: Path) -> None:
+        raise PermissionError("permission denied")
+
+    monkeypatch.setattr(live_module, "_state_of", denied)
+    for _ in range(2):
+        live.renew()
+    assert live.names["esi@champion"].served.name == "v1"
+    assert capfd.readouterr().err.count("permission denied") == 1
     live.end()
 
 

@@ -129,7 +129,7 @@ def test_a_signal_while_models_are_read_leaves_no_copy(released: Any, tmp_path: 
     process = subprocess.Popen(start, stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(copies)})
     eventually(lambda: any(copies.glob("clinrl-*/*")), 120)
     process.terminate()
-    assert process.wait(60) in (130, 0)  # 0: it was up by then
+    assert process.wait(60) == 0
     assert not [*copies.glob("clinrl-*")]
 
 

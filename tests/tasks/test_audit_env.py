@@ -1,6 +1,7 @@
 """The audit environment: its tools, what they say and what they do not, and that nothing a model writes raises."""
 
 import inspect
+import re
 from functools import cache
 
 import pytest
@@ -13,6 +14,7 @@ from audits import replay, was_submitted
 from clinrl.tasks.audit.cases import AuditKey, cases, differences_of
 from clinrl.tasks.audit.env import ARGUMENTS, CLOSED, AuditEnv, calls_for, perform
 from clinrl.tasks.audit.observations import CATEGORICAL, NUMERIC, RISK_WEIGHTS
+from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rules import AGE
 
 
@@ -263,3 +265,33 @@ def test_nothing_that_is_written_raises_and_equal_calls_give_equal_logs(calls):
     assert all(call.valid != call.result.startswith("error: ") for call in once.log)
     replayed = replay(facts, [(call.tool, call.arguments) for call in once.log])
     assert repr(replayed.log) == repr(once.log)
+
+
+PROPOSAL = re.compile(r"^(A\S+) (P\S+) (?:clear|reject) [0-9.]+$", re.MULTILINE)
+REVIEW = re.compile(r"\S+ \S+ (clear|reject) confidence [0-9.]+\. (.*) cites: ")
+PATIENT = re.compile(
+    r"age (\d+), lower ([+-]\d+), upper ([+-]\d+); stage (\S+); comorbidity (\d+)(?:, threshold ([+-]\d+))?\n"
+)
+TIMELINE = re.compile(r"delay (\d+), standard ([+-]\d+), stage IV ([+-]\d+), death (\S+)$")
+
+
+def test_prompt_and_tools_show_all_that_the_rows_of_readers_decide_by():
+    """They decide by `differences_of`, which a model sees in these words alone."""
+    for case in drawn():
+        env, found = AuditEnv(), differences_of(case.facts)
+        env.reset(case)
+        listed = PROPOSAL.findall(prompt(case.facts)[-1].content)
+        assert listed == [(one.proposal_id, one.patient_id) for one in case.facts.proposals]
+        for proposal_id, patient_id in listed:
+            one = found[patient_id]
+            shown = REVIEW.match(env.review_proposal(proposal_id))
+            proposal = next(one for one in case.facts.proposals if one.proposal_id == proposal_id)
+            assert shown.groups() == (proposal.action, proposal.text)
+            patient = PATIENT.search(env.investigate_patient(patient_id)).groups()
+            expected = [one.age_years, one.lower, one.upper, one.stage, one.comorbidity, one.threshold]
+            assert [None if text is None else text.lstrip("+") for text in patient] == [
+                None if value is None else str(value) for value in expected
+            ]
+            days = TIMELINE.search(env.temporal_audit(patient_id)).groups()
+            expected = [one.delay_days, one.standard, one.stage_iv, "none" if one.death is None else one.death]
+            assert [text.lstrip("+") for text in days] == list(map(str, expected))

@@ -86,7 +86,7 @@ class Section(Strict):
     part: str
     n: int = Field(gt=0)
     clusters: int | None
-    """How many clusters the cases are of; None for a task whose cases are by themselves."""
+    """How many clusters the cases are of; None where cases are by themselves."""
     right: dict[str, float]
     """Share of the cases by gold label, or of the decisions of episodes."""
     commonest: str

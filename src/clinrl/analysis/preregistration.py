@@ -64,7 +64,7 @@ class Registration(Strict):
     n: int
     """Cases in the measure's denominator."""
     clusters: int | None
-    """How many clusters these are of; None for a task whose cases are by themselves."""
+    """How many clusters these are of; None where cases are by themselves."""
     scale: str
     recipes: dict[str, str]
     """Version, ancestor and base to the digest of its recipe at this scale."""

@@ -2,8 +2,8 @@
 
 Row expectations (the task's own, identifiers of real people, and this module's computed columns) are checked on the
 real file in chunks, summary expectations on a one-row table of shares. A data set that passes gets a proof, which
-names the very bytes it was given for; one that fails gets a report beside it and no proof. Either is also a page for
-people, `paths.data_docs(name)`. Memory does not grow with the number of cases.
+names the very bytes it was given for; one that fails gets a report beside it and no proof. Where all rows could be
+read, either is also a page for people, `paths.data_docs(name)`. Memory does not grow with the number of cases.
 """
 
 import json
@@ -78,6 +78,16 @@ def write_page(report: Path) -> None:
     environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=True, trim_blocks=True)
     text = environment.get_template(here.with_suffix(".html.j2").name).render(report=found)
     artifacts.write_text(_page(found["data"]["name"]), text)
+
+
+def complete_page(name: str) -> None:
+    """Write the page of a proof if it is missing, as in a clone: git has the proof alone.
+
+    Raises Busy if the data set is being validated.
+    """
+    with artifacts.exclusive(proof := paths.data_proof(name)):
+        if proof.exists() and not _page(name).exists():
+            write_page(proof)
 
 
 def _page(name: str) -> Path:

@@ -127,6 +127,7 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
     if differing or report.adapter_digest != found.adapter_digest:
         what = f"give another {differing[0]} than" if differing else "are of another adapter than"
         written = paths.report(found.name) / f"{mode}.json"
+        advice = f"run `dvc repro --force --single-item evaluate@{found.name}`"  # for DVC they may be up to date
         raise ArtefactError(f"the answers in {path} {what} {written}; {advice}")
     return answers
 

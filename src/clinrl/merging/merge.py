@@ -166,7 +166,7 @@ def _blend_factors(
     method: Method, adapters: Sequence[lora_delta.Adapter], weights: Sequence[float], out: Path
 ) -> float | None:
     """Write the blend as an adapter of scale 1; the share of the exact sum that it departs from it."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors, ranks = {}, {}
     tally: dict[str, tuple[float, float]] = {}
@@ -181,7 +181,7 @@ def _blend_factors(
         ranks[module] = written.left.shape[1]
         tensors[f"{opening.PREFIX}{module}.lora_A.weight"] = written.right
         tensors[f"{opening.PREFIX}{module}.lora_B.weight"] = written.left
-    save_file(tensors, out / opening.WEIGHTS, metadata={"format": "pt"})
+    (out / opening.WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
     write_json(out / opening.CONFIG, lora_delta.blended_config(adapters, ranks))
     return _share(tally)
 

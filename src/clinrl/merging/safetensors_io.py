@@ -119,7 +119,7 @@ def read_header(file: Path) -> dict[str, Stored]:
 
     found = {}
     try:
-        with safe_open(file, framework="pt") as tensors, file.open("rb") as stream:
+        with safe_open(file, framework="np") as tensors, file.open("rb") as stream:
             end = 8 + int.from_bytes(stream.read(8), "little")
             for name in tensors.offset_keys():  # the library has checked that they lie side by side
                 entry = tensors.get_slice(name)
@@ -159,8 +159,8 @@ def write(
     """Write a full model, of which types and shapes are given by name, and the bytes by `fill(name, put)`.
 
     `fill` hands a tensor's bytes to `put`, in order and in pieces of any size; it is called once a tensor, from several
-    threads, and `advance` after each. One file if all fits in MAX_SHARD_BYTES, else numbered files and an index, filled
-    in the order of names, with a tensor larger than that in a file of its own. Raises Refused if the disk has no room.
+    threads, and `advance` after each. One file if all fits in MAX_SHARD_BYTES, else numbered files and an index, with
+    a larger tensor in a file of its own and the others in the order of names. Raises Refused if the disk has no room.
     """
     import torch
     from huggingface_hub import split_state_dict_into_shards_factory

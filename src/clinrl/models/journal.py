@@ -26,7 +26,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found = {entry["asked"]: entry for entry in whole_lines(folder / FILE) if "asked" in entry}
+        entries = whole_lines(folder / FILE)
+        self.found = {entry["asked"]: entry for entry in entries if isinstance(entry.get("asked"), str)}
         """Each by the digest of what was asked."""
         self._part, self._calls = "", 0
         folder.mkdir(parents=True, exist_ok=True)

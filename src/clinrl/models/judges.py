@@ -192,5 +192,5 @@ def _read_log(log: Path) -> dict[tuple[str, str], str]:
     return {
         (entry["model"], entry["ask"]): entry["reply"]
         for entry in whole_lines(log)
-        if entry.get("model", "encoder") != "encoder" and isinstance(entry.get("reply"), str)
+        if all(isinstance(entry.get(key), str) for key in ("model", "ask", "reply")) and entry["model"] != "encoder"
     }

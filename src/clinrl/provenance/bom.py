@@ -228,10 +228,10 @@ def _hub(params: Params, task: str) -> list[Component]:
 
 
 def _commits(base: Path) -> dict[str, str]:
-    """Repository to commit: of the checkpoint that a base names, then of its judges and its encoder."""
+    """Repository to commit: of the checkpoint that a base names, then of its judges. Raises ArtefactError."""
     try:
         named = reference(base)
-        stated = [one for one in (named, *named.get("judges", {}).values(), named.get("encoder")) if one]
+        stated = [one for one in (named, *named.get("judges", {}).values()) if one]
         found = {one["repo"]: one["commit"] for one in stated}
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         found = {"": None}

@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import clinrl_loader
-from clinrl import paths
 from clinrl.artifacts import MANIFEST, digest, exclusive, identity, read_manifest
 from clinrl.config.base import NAME
 from clinrl.config.params import Params
@@ -77,11 +76,11 @@ def register(params: Params, name: str) -> Entry:
     if model.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
+        with connect():  # a store that is out of reach is said before minutes of counting
+            pass
         made = collect(params, model)
         for data in filter(None, (model.data, model.exam)):
-            proof = paths.data_proof(data)
-            if proof.exists() and not paths.data_docs(data).exists():  # as in a clone: git has the proof alone
-                validate.write_page(proof)
+            validate.complete_page(data)
         for _ in range(ATTEMPTS - 1):
             with suppress(Clash):
                 return _complete_entry(made)

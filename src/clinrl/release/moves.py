@@ -1,6 +1,7 @@
 """Moves of the champion's name, as the audit log has them: who held it, who approved, and for which turn."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from clinrl import artifacts, paths
@@ -36,6 +37,13 @@ def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -
 def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
     """The digests of all that were champion by the audit log, oldest first."""
     return [_holder(line) for line in moves(model, lines)]
+
+
+def lost_at(model: str, lines: Sequence[audit_log.Entry], digest: str) -> audit_log.Entry | None:
+    """The last of `moves` by which a version with this digest lost the champion's name; None if none did."""
+    turns = moves(model, lines)
+    lost = (now for was, now in pairwise(turns) if _holder(was) == digest != _holder(now))
+    return next(reversed([*lost]), None)
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:

@@ -86,7 +86,11 @@ class Live:
 
     def renew(self) -> None:
         """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
-        self._read_records()
+        try:
+            self._read_records()
+            self._reported.pop("records", None)
+        except OSError as error:
+            self._say("records", f"params.yaml, the keys and the audit log are not read again: {error}")
         for alias in ALIASES:
             try:
                 entry = self._holder(alias)
@@ -175,13 +179,14 @@ class Live:
 
     def _check_intact(self, entry: versions.Entry) -> None:
         if entry.digest not in self._intact:
-            self._intact[entry.digest] = None
+            fault = None
             try:
-                versions.check_intact(self.params, entry)
+                versions.check_intact(self.params, entry)  # what else it raises says nothing of the folder
             except SignatureError as error:
-                self._intact[entry.digest] = error
-        if fault := self._intact[entry.digest]:
-            raise fault
+                fault = error
+            self._intact[entry.digest] = fault
+        if found := self._intact[entry.digest]:
+            raise found
 
     def _is_news(self, alias: str, digest: str) -> bool:
         is_held = alias in self._held and self._held[alias].served.digest == digest

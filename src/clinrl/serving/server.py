@@ -6,6 +6,7 @@ Nothing of a request is written down but its status, the version that answered, 
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -295,7 +296,7 @@ def stage(
         raise Refused(f"{task.name} is played with tools, which are not served; `clinrl openenv {task.name}` serves it")
     machine = read_machine() if params.scale == "full" else Machine()
     determinism.settle(SEED)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server runs: copies are removed then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until the server runs: copies are removed then too
     bounds = Bounds(at_once, queue, tokens, float(timeout))
     with listen(host, port) as listening:
         backend = Remote(task.name, machine.vllm) if machine.sampler == "vllm" else Local(params.scale, at_once)

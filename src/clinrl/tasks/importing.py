@@ -61,10 +61,6 @@ _MONTH = (
     r"|nov(?:ember)?|dec(?:ember)?)"
 )
 _DAY = r"(?:0?[1-9]|[12]\d|3[01])"
-_NUMBERS = "|".join(
-    rf"(?:19|20)\d{{2}}{sign}\d{{1,2}}{sign}\d{{1,2}}|\d{{1,2}}{sign}\d{{1,2}}{sign}(?:19|20)?\d{{2}}"
-    for sign in ("-", "/", r"\.")
-)
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
 """What word processors write in place of a hyphen."""
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
@@ -72,11 +68,14 @@ IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
     "medical record number": rf"{IDENTIFIERS['medical record number']}"
     r"|\bmrn\b(?![\s:#.]*\d)[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
     # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. After a slash there
-    # are five digits or more, as in no blood pressure; after a point no single one, as in a mean difference.
-    "telephone number": rf"{IDENTIFIERS['telephone number']}|(?:(?<!\d)\+|(?<![\w:.,/+-])00)(?:[17]|[2-689]\d)"
-    r"(?:(?:[- ()\u00a0]|\.(?=\d\d|\d\.)){0,3}\d|/(?=\d{5})){6,14}(?!\d)",
-    # The same sign twice between numbers: an interval such as 12.1-18.5 is no date.
-    "full date": rf"(?i)\b(?:{_NUMBERS}"
+    # are five digits or more, as in no blood pressure. No mean difference with its interval: +15.3 (12.1-18.5).
+    "telephone number": rf"{IDENTIFIERS['telephone number']}"
+    r"|(?:(?<!\d)\+(?!\d{1,2}\.\d{1,2} ?[(\[]-?\d+\.)|(?<![\w:.,/+-])00)"
+    r"(?:[17]|[2-689]\d)(?:[-. ()\u00a0]{0,3}\d|/(?=\d{5})){6,14}(?!\d)",
+    # A year of two digits follows the same sign twice: an interval such as 12.1-18.5 is no date.
+    "full date": r"(?i)\b(?:(?:19|20)\d{2}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:19|20)\d{2}"
+    r"|\d{1,2}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{2}"
+    r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d{1,2},? (?:19|20)\d{2}"
     rf"|{_DAY}(?:st|nd|rd|th)?[-/., ]{{0,2}}(?:of )?{_MONTH}[-/., ]{{0,2}}(?:19|20)\d{{2}}"
     rf"|{_DAY}[-/.]{_MONTH}[-/.]\d{{2}}"
     rf"|{_MONTH}[-/., ]{{0,2}}{_DAY}(?:st|nd|rd|th)?[-/., ]{{1,2}}(?:19|20)\d{{2}}"

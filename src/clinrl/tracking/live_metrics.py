@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +61,14 @@ def follow(folder: Path, ends: int) -> None:
     training = json.loads((folder / paths.TRAINING_FILE).read_text(encoding="utf-8"))
     runs: tuple[Run, Run] | None = None
     known: set[tuple[str, int]] = set()
-    rest_until, warned = 0.0, False
+    rest_until, warned, read_bytes = 0.0, False, -1
     status: str | None = None
+    size_bytes = 0
     while status is None:
         status = _read_status(ends)
-        if status is None and time.monotonic() < rest_until:
+        with suppress(FileNotFoundError):
+            size_bytes = (folder / paths.LIVE_FILE).stat().st_size
+        if status is None and (time.monotonic() < rest_until or size_bytes == read_bytes):
             continue
         try:
             with connect() as client:
@@ -78,6 +82,7 @@ def follow(folder: Path, ends: int) -> None:
                     if status is not None:
                         client.set_terminated(run.info.run_id, status)
                 known |= {point[:2] for point in new}
+                read_bytes = size_bytes
         except RegistryError as error:
             # A batch may have arrived although its answer did not: what the run holds is asked anew.
             runs, rest_until = None, time.monotonic() + REST_S
