@@ -21,7 +21,7 @@ from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
-from clinrl.release.moves import lost_at, recorded_before, recorded_champion
+from clinrl.release.moves import recorded_before, recorded_champion, rolled_back_by
 from clinrl.watching import store
 from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
@@ -118,11 +118,9 @@ def rollback(task: str) -> State[None]:
     before = versions.by_digest(task, recorded_before(task, lines, champion.digest))
     if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
         raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
-    lost = lost_at(task, lines, before.digest) if before else None
-    if before and lost and lost.kind == "rollback":
+    if before and (person := rolled_back_by(task, lines, before.digest)):
         raise GateError(
-            f"{champion.name} is above its limit, and {lost.body['approver']} rolled {before.name} back; a person must "
-            "decide"
+            f"{champion.name} is above its limit, and {person} rolled {before.name} back; a person must decide"
         )
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
     note(params, champion, SAFETY)

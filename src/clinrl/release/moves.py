@@ -1,7 +1,6 @@
 """Moves of the champion's name, as the audit log has them: who held it, who approved, and for which turn."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from clinrl import artifacts, paths
@@ -39,11 +38,18 @@ def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str
     return [_holder(line) for line in moves(model, lines)]
 
 
-def lost_at(model: str, lines: Sequence[audit_log.Entry], digest: str) -> audit_log.Entry | None:
-    """The last of `moves` by which a version with this digest lost the champion's name; None if none did."""
-    turns = moves(model, lines)
-    lost = (now for was, now in pairwise(turns) if _holder(was) == digest != _holder(now))
-    return next(reversed([*lost]), None)
+def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
+    """Who rolled a version with this digest back last; None if nobody did, or if it was approved again since."""
+    found = None
+    for turn in moves(model, lines, "approval"):
+        if turn.kind == "rollback" and turn.body["from"]["digest"] == digest:
+            found = turn.body["approver"]
+        elif turn.kind == "approval":
+            decided = decision_of(turn.body["decision"], lines)
+            found = None if decided and decided["candidate_digest"] == digest else found
+        elif _holder(turn) == digest:
+            found = None
+    return found
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
