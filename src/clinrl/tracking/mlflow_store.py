@@ -157,6 +157,7 @@ def _client(uri: str) -> "MlflowClient":
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
+    from mlflow.store.db.db_types import DATABASE_ENGINES
 
     # They announce what they are about to do, and print a traceback beside the error that they raise.
     for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
@@ -171,6 +172,10 @@ def _client(uri: str) -> "MlflowClient":
             raise RegistryError(
                 f"{file} cannot be opened or made ({error.strerror}); set MLFLOW_TRACKING_URI to another file"
             ) from error
+    elif urlsplit(uri).scheme.partition("+")[0] in DATABASE_ENGINES:
+        from mlflow.store.db.utils import create_sqlalchemy_engine
+
+        create_sqlalchemy_engine(uri).connect().close()  # MLflow asks ten times, for 102 s and without a word
     return MlflowClient(uri)
 
 
