@@ -104,6 +104,7 @@ def test_a_missing_driver_is_named_and_no_password(monkeypatch, uri, driver):
 
 def test_a_database_that_is_away_is_said_at_once(monkeypatch):
     """MLflow asks it ten times, which takes 102 s, and says nothing of that."""
+    pytest.importorskip("psycopg")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://me:secret@127.0.0.1:1/db")
     monkeypatch.setattr("mlflow.store.db.utils.time.sleep", lambda _: pytest.fail("asked again"))
     with pytest.raises(RegistryError, match=r"127.0.0.1:1 refused: .*Connection refused") as refused, connect():
