@@ -169,8 +169,8 @@ def of_task(params: Params, task: str) -> list[str]:
     named = params.versions_of(task)
     if not named:
         raise ParamsError(f"params.yaml has no version of {task}, so there is nothing to retrain")
-    *_, newest = (name for name in named if name not in {params.versions[child].parent for child in named})
-    return sorted(dict.fromkeys(before for version in named for before in params.lineage(version)), key=newest.__eq__)
+    every = dict.fromkeys(before for version in named for before in params.lineage(version))
+    return sorted(every, key=params.newest_of(task).__eq__)
 
 
 def addresses(params: Params, task: str) -> list[str]:

@@ -305,6 +305,12 @@ class Params(Section):
         """The versions of a task, in the order of the file."""
         return [name for name, spec in self.versions.items() if spec.task == task]
 
+    def newest_of(self, task: str) -> str:
+        """The last version of a task of which none was made. Raises IndexError for a task without versions."""
+        named = self.versions_of(task)
+        parents = {self.versions[name].parent for name in named}
+        return [name for name in named if name not in parents][-1]
+
     @property
     def all_data(self) -> dict[str, schema.DatasetSpec | schema.ImportSpec]:
         """Every data set by name, drawn or imported."""

@@ -53,7 +53,7 @@ def table(params: Params, task: str) -> str:
 def lines(params: Params, task: str) -> str:
     """Markdown: what the exams here said of the lineage of the task's newest version, one seed of the table's rows."""
     modes, shares = list(params.modes), [*get_task(task).compared]
-    newest = params.versions_of(task)[-1]
+    newest = params.newest_of(task)
     columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
     rows: list[list[object]] = [[name, _results(name, modes, shares)] for name in params.lineage(newest)]
     return render.table(["version", columns, "modes agree"], rows)
