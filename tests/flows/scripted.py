@@ -20,7 +20,7 @@ from clinrl.analysis import baselines
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.params import Params, load_params
-from clinrl.data import dataset
+from clinrl.data import dataset, validate
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.provenance import stages
 from clinrl.reports import figures, model_card
@@ -172,8 +172,9 @@ def base(params: Params, task: str) -> None:
 
 def prove(params: Params, data: str) -> None:
     """The proof of a data set's validation, and its pages."""
-    write_text(paths.data_docs(data) / "index.html", f"<html>{data}</html>")
-    write_json(paths.data_proof(data), {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}})
+    proof = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
+    write_json(paths.data_proof(data), proof | {"summary": {}, "expectations": []})
+    validate.write_page(paths.data_proof(data))
 
 
 def probe(params: Params, version: str) -> None:
