@@ -100,6 +100,11 @@ def engine(task: str) -> Path:
     return Path(".clinrl/engines") / f"{task}.json"
 
 
+def engine_adapters(task: str) -> Path:
+    """The copies of adapters that the vLLM server of a task's base reads, where it needs copies."""
+    return Path(".clinrl/engines") / task
+
+
 def watched(model: str) -> Path:
     """The counts of what was asked of a registered model and answered; private."""
     return Path(".clinrl/watched") / f"{model}.sqlite"

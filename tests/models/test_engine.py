@@ -15,11 +15,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
 import dolls
@@ -472,9 +474,9 @@ def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
         f"--served-model-name {engine.model_of(paths.base('esi'))}", "--host 127.0.0.1 --port 8123", "--dtype bfloat16",
         "--load-format safetensors", "--max-model-len 1024", "--generation-config vllm", "--enable-prefix-caching",
         "--logprobs-mode processed_logprobs", "--enable-lora --max-lora-rank 8",
-        '--hf-overrides {"architectures": ["Qwen3ForCausalLM"]}',
     ):  # fmt: skip
         assert part in words
+    assert "--language-model-only" not in words
     held = json.loads((project / "esi.json").read_text())
     assert (project / "esi.json").stat().st_mode & 0o77 == 0
     assert held["url"] == "http://127.0.0.1:8123"
@@ -487,6 +489,83 @@ def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
 def test_a_rank_for_which_vllm_has_no_room_is_refused(project: Path) -> None:
     with pytest.raises(Refused, match="no room for adapters of rank 513, at most 512"):
         engine_server.arguments(paths.base("esi"), 513, 8000)
+
+
+def test_there_is_room_for_a_blend_which_has_the_ranks_of_both_versions() -> None:
+    blend = {"task": "esi", "first": "v1", "second": "v2", "weights": [0.5, 0.5], "exam": "x1"}
+    ranks = {
+        method: engine_server.largest_rank(
+            dolls.params(merges={"blends": {"mixed": blend | {"method": method}}}), "esi"
+        )
+        for method in ("cat", "svd")
+    }
+    assert ranks == {"cat": 8, "svd": 4}
+
+
+# A checkpoint with images, which vLLM opens as a class that calls its layers as the checkpoint does
+
+
+@pytest.fixture
+def seeing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project above a tiny Qwen3.5 with images, with an adapter; entered."""
+    import transformers as t
+
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    _, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "head_dim": 8}
+    linear = {f"linear_{part}": 2 for part in ("num_key_heads", "num_value_heads")}
+    linear |= {f"linear_{part}_head_dim": 8 for part in ("key", "value")}
+    text = size | linear | {"vocab_size": len(tokenizer), "num_hidden_layers": 2, "num_key_value_heads": 1}
+    text |= {"layer_types": ["linear_attention", "full_attention"], "eos_token_id": tokenizer.eos_token_id}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    torch.manual_seed(0)
+    model = t.Qwen3_5ForConditionalGeneration(t.Qwen3_5Config(text_config=text, vision_config=vision))
+    shutil.rmtree("checkpoint")
+    model.save_pretrained("checkpoint")
+    tokenizer.save_pretrained("checkpoint")
+    base = dolls.PARAMS["bases"]["esi"] | {"full": block(tmp_path)}
+    bases.stage(dolls.params(scale="full", bases={"esi": base}), "esi")
+    write("v1", 1)
+    return tmp_path
+
+
+def test_above_a_checkpoint_with_images_an_adapter_is_served_by_the_names_of_the_checkpoint(
+    seeing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    words = engine_server.arguments(paths.base("esi"), 4, 8000)
+    assert "--language-model-only" in words
+    assert "--hf-overrides" not in words
+    stored = load_file("checkpoint/model.safetensors")
+    assert any(name.startswith("model.visual.") for name in stored), "the class for text alone would refuse them"
+    weights, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
+    bare = Sampler(weights, tokenizer).sample(prompts(), **HOW)
+    adapted = Sampler(opening.adapted(weights, paths.adapter("v1")).eval(), tokenizer).sample(prompts(), **HOW)
+    whole = AutoModelForImageTextToText.from_pretrained("checkpoint", dtype=torch.float32).eval()
+    server = engines.Imitation(whole, engine.model_of(paths.base("esi")))
+    monkeypatch.setenv(vllm_client.TOKEN, server.key)
+    with engines.served(server) as url:
+        served = engine.connect("esi", Vllm(url=url))
+        assert served.sample(prompts(), **HOW) == bare
+        served.adopt(paths.adapter("v1"))
+        served.check_adopted()
+        assert served.sample(prompts(), **HOW) == adapted != bare
+        (copy,) = server.adapters.values()
+        modules = {opening.factor_of(name)[0] for name in load_file(copy / opening.WEIGHTS)}  # type: ignore[index]
+        assert modules < {name.removesuffix(".weight") for name in stored}
+        served.release(str(served.adapter))
+        assert not server.adapters
+        assert not copy.exists()
+
+
+def test_an_adapter_that_does_not_fit_a_checkpoint_with_images_is_refused(seeing: Path) -> None:
+    *_, names = bases.open_tokenizer(paths.base("esi"))
+    assert names["model.norm.weight"] == "model.language_model.norm.weight"
+    with pytest.raises(ArtefactError, match="no adapter for this base"):
+        opening.respelt(paths.adapter("v1"), {}, seeing)
 
 
 # An exam

@@ -219,7 +219,7 @@ def weight_names(adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[
     modules = sorted({module for adapter in adapters for module in adapter.factors})
     names = {module: f"{module}.weight" for module in modules}
     if any(name not in stored or name.endswith("lm_head.weight") for name in names.values()):
-        skeleton, renamed = _skeleton(checkpoint, stored)
+        skeleton, renamed = opening.skeleton(checkpoint, stored)
         names = {module: renamed.get(names[module], names[module]) for module in modules}
         tied = set(getattr(skeleton, "all_tied_weights_keys", {}) or {})
         for module in modules:
@@ -248,28 +248,6 @@ def _check_fit(adapter: Adapter, module: str, weight: Stored | None, expected: t
             f"the base holds {what} as {weight.dtype}, and an adapter is never folded into quantised weights; use "
             f"the checkpoint in {', '.join(FLOATS)}"
         )
-
-
-def _skeleton(checkpoint: Path, stored: Mapping[str, Stored]) -> tuple[Any, dict[str, str]]:
-    """The model without weights, and the checkpoint's name of each of its tensors that is one of the checkpoint's."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    transforms = get_model_conversion_mapping(model)
-    renamings = [step for step in transforms if isinstance(step, WeightRenaming)]
-    converters = [step for step in transforms if isinstance(step, WeightConverter)]
-    state = model.state_dict()
-    names = {}
-    for name in stored:
-        target, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if converter is None and target in state:
-            names[target] = name
-    return model, names
 
 
 def blended_config(adapters: Sequence[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:

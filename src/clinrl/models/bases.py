@@ -114,11 +114,13 @@ def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple
     return model.train(for_training), tokenizer
 
 
-def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int]]:
-    """The tokenizer of a base at the full scale, its model's configuration for text, and the ids that end a turn.
+def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, str]]:
+    """The tokenizer of a base at the full scale, its model's configuration for text, the ids that end a turn, and what
+    the checkpoint calls the model's tensors, empty if it is for text alone.
 
     No weights are read, since others hold them. Raises ArtefactError as `load` does.
     """
+    from safetensors import safe_open
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     verified(folder)
@@ -135,8 +137,15 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int]]:
             declared = GenerationConfig.from_model_config(config).eos_token_id
         _ready(tokenizer, named, origin, folder)
         _render(tokenizer)
+        text, names = config.get_text_config(), dict[str, str]()
+        if text is not config:
+            stored = set[str]()
+            for file in sorted(Path(origin).glob("model*.safetensors")):
+                with safe_open(file, framework="pt") as tensors:
+                    stored.update(tensors.keys())
+            _, names = opening.skeleton(Path(origin), sorted(stored))
     ends = [declared] if isinstance(declared, int) else declared or []
-    return tokenizer, config.get_text_config(), frozenset([*ends, tokenizer.eos_token_id])
+    return tokenizer, text, frozenset([*ends, tokenizer.eos_token_id]), names
 
 
 def open_judge(folder: Path, name: str) -> tuple[Any, Any]:

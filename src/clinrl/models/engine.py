@@ -5,14 +5,16 @@ name is the digest of its files, so that no answer, and nothing that the server 
 """
 
 import json
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from clinrl import paths
-from clinrl.artifacts import digest, sha256_file
+from clinrl.artifacts import digest, sha256_file, staged
 from clinrl.config.machine import FILE, Vllm
 from clinrl.errors import EngineError
 from clinrl.models import bases, opening
@@ -41,13 +43,19 @@ class Engine(Sampler):
 
     Each request has a seed of its own, from the call's seed, the prompt's name and how often it came before. So a
     completion does not depend on what is written beside it, but for rounding.
+
+    With `names`, what the checkpoint calls the model's tensors, adapters are served from copies in the folder `copies`
+    that call them so: of a checkpoint with images vLLM opens its own class, which knows its layers by these names.
     """
 
     can_watch = False
 
-    def __init__(self, client: Client, tokenizer: Any, window: int | None) -> None:
+    def __init__(
+        self, client: Client, tokenizer: Any, window: int | None, *,
+        names: Mapping[str, str] = MappingProxyType({}), copies: Path = Path(),
+    ) -> None:  # fmt: skip
         super().__init__(None, tokenizer, scale="full")
-        self.client, self.window = client, window
+        self.client, self.window, self.names, self.copies = client, window, names, copies
         self.adapter: str | None = None
         self.identity = {
             "name": "vllm", "version": client.version, "model": client.model.removesuffix(f":{DTYPE}"), "dtype": DTYPE,
@@ -57,8 +65,20 @@ class Engine(Sampler):
     def adopt(self, folder: Path) -> None:
         """Sample with the adapter of a folder from now on."""
         name = name_of(folder)
+        if self.names:
+            copy = self.copies / name
+            if not copy.is_dir():
+                with staged(copy) as out:
+                    opening.respelt(folder, self.names, out)
+            folder = copy
         self.client.load(name, folder)
         self.adapter = name
+
+    def release(self, name: str) -> None:
+        """Have an adapter served no more. Raises EngineError if the server is away."""
+        if self.names:
+            shutil.rmtree(self.copies / name, ignore_errors=True)
+        self.client.unload(name)
 
     def check_adopted(self) -> None:
         """Refuse a server that answers with the adapter exactly as without, in every digit.
@@ -132,7 +152,7 @@ def connect(task: str, settings: Vllm) -> Engine:
     Raises EngineError if there is none, or if it serves something else, ArtefactError as `bases.open_tokenizer`.
     """
     base = paths.base(task)
-    tokenizer, config, ends = bases.open_tokenizer(base)
+    tokenizer, config, ends, names = bases.open_tokenizer(base)
     start = f"start one with `clinrl engine {task}`"
     if settings.url is not None:
         url, key = settings.url, key_of(settings.url)
@@ -140,7 +160,8 @@ def connect(task: str, settings: Vllm) -> Engine:
         url, key = _started(paths.engine(task), start)
     client = Client(url, key, settings, model_of(base), ends=ends, vocabulary=config.vocab_size, start=start)
     client.check()
-    return Engine(client, tokenizer, getattr(config, "max_position_embeddings", None))
+    window = getattr(config, "max_position_embeddings", None)
+    return Engine(client, tokenizer, window, names=names, copies=paths.engine_adapters(task))
 
 
 def _started(file: Path, start: str) -> tuple[str, str]:

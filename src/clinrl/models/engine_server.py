@@ -7,6 +7,7 @@ says which commit it serves, so the name that it serves it by is given here.
 import json
 import os
 import secrets
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,23 @@ def stage(params: Params, name: str, port: int) -> None:
     program = next((path for path in (Path(sys.executable).with_name("vllm"), PROGRAM) if path.is_file()), None)
     if program is None:
         raise Refused(f"there is no vLLM beside {sys.executable}, and no {PROGRAM}; run `make vllm`")
-    ranks = [params.lora(version).rank for version in params.versions_of(name)]
-    command = [str(program.resolve()), *arguments(base, max(ranks, default=RANKS[0]), port)]
+    command = [str(program.resolve()), *arguments(base, largest_rank(params, name), port)]
     key = secrets.token_urlsafe(32)
     file = paths.engine(name)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.rmtree(paths.engine_adapters(name), ignore_errors=True)  # of a server before, which has ended
     write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
     environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     echo(f"serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it")
     os.execve(command[0], command, environment)
+
+
+def largest_rank(params: Params, task: str) -> int:
+    """Of the adapters above a task's base, those of blends among them."""
+    ranks = [params.lora(version).rank for version in params.versions_of(task)]
+    blends = [blend for blend in params.merges.blends.values() if blend.task == task and blend.method == "cat"]
+    ranks += [sum(params.lora(version).rank for version in blend.parts.values()) for blend in blends]
+    return max(ranks, default=RANKS[0])
 
 
 def arguments(base: Path, rank: int, port: int) -> list[str]:
@@ -56,14 +65,14 @@ def arguments(base: Path, rank: int, port: int) -> list[str]:
     if room is None:
         raise Refused(f"vLLM has no room for adapters of rank {rank}, at most {RANKS[-1]}")
     settings, folder = read_machine().vllm, bases.locate(bases.reference(base), base)
-    config, architecture = _model(folder)
-    window = getattr(config, "max_position_embeddings", None) or settings.max_length
+    config = _config(folder)
+    text = config.get_text_config()
+    window = getattr(text, "max_position_embeddings", None) or settings.max_length
     return [
         "serve", str(folder.resolve()),
         "--served-model-name", model_of(base),
-        # The class that transformers trains: in that of a checkpoint with images, layers have other names than in the
-        # adapter, and vLLM passes over those in silence.
-        "--hf-overrides", json.dumps({"architectures": [architecture]}),
+        # vLLM's class for the text part alone refuses a checkpoint that has tensors for images.
+        *(["--language-model-only"] if text is not config else []),
         "--host", LOOPBACK[0],
         "--port", str(port),
         "--dtype", DTYPE,
@@ -77,12 +86,12 @@ def arguments(base: Path, rank: int, port: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _model(folder: Path) -> tuple[Any, str]:
-    """The configuration for text of a checkpoint, and the class as which transformers opens it."""
+def _config(folder: Path) -> Any:
+    """The configuration of a checkpoint. Raises Refused if transformers opens it as no causal language model."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.model_type not in classes:
         raise Refused(f"{folder} is no causal language model that transformers has; name another checkpoint")
-    return config.get_text_config(), str(classes[config.model_type])
+    return config

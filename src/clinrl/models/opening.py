@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clinrl.artifacts import write_json
 from clinrl.errors import REFUSALS, ArtefactError, Refused, format_value
 from clinrl.models import memory
 
@@ -141,3 +142,52 @@ def check_checkpoint(folder: Path) -> None:
             parts = json.loads(index.read_bytes()).get("weight_map", {}).values()
             if odd := [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", str(part))]:
                 raise ValueError(f"{index.name} names {str(odd[0])[:80]!r}, which is no safetensors file beside it")
+
+
+def skeleton(checkpoint: Path, stored: Iterable[str]) -> tuple[Any, dict[str, str]]:
+    """The model of a checkpoint without weights, and by the name of each of its tensors what the checkpoint calls it.
+
+    A checkpoint with images calls the tensors of its text part otherwise; transformers knows how. Left out are tensors
+    that are none of `stored`, the checkpoint's own names.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    transforms = get_model_conversion_mapping(model)
+    renamings = [step for step in transforms if isinstance(step, WeightRenaming)]
+    converters = [step for step in transforms if isinstance(step, WeightConverter)]
+    state = model.state_dict()
+    names = {}
+    for name in stored:
+        target, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if converter is None and target in state:
+            names[target] = name
+    return model, names
+
+
+def respelt(adapter: Path, names: Mapping[str, str], out: Path) -> None:
+    """Write an adapter whose modules are called as the tensors of a checkpoint are, into a folder that is there.
+
+    `names` are those of `skeleton`. Raises ArtefactError for a module that the checkpoint does not have.
+    """
+    from safetensors.torch import load_file, save_file
+
+    def stored(module: str) -> str:
+        return names[f"{module}.weight"].removesuffix(".weight")
+
+    with refused(adapter, "adapter for this base"):
+        tensors = {}
+        for name, tensor in load_file(adapter / WEIGHTS).items():
+            module, factor = factor_of(name) or (name, "")
+            tensors[f"{PREFIX}{stored(module)}.lora_{factor}.weight"] = tensor
+        save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+        config = json.loads((adapter / CONFIG).read_bytes())
+        targets = config.get("target_modules")
+        if isinstance(targets, list):  # ends of names, or whole ones
+            config["target_modules"] = [stored(one) if f"{one}.weight" in names else one for one in targets]
+        write_json(out / CONFIG, config)

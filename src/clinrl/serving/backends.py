@@ -234,7 +234,7 @@ class Remote:
         """Have the server forget a version. Raises EngineError if it is away; here it is forgotten then too."""
         self._wanted.pop(digest, None)
         if (asked := self._engines.pop(digest, None)) is not None:
-            asked.client.unload(str(asked.adapter))
+            asked.release(str(asked.adapter))
 
     def submit(self, job: Job) -> None:
         self._pool.submit(self._write, job)

@@ -7,6 +7,7 @@ TRL's: it is given scores in which a dead row has no gradient, so that every los
 was. At the first step that has a gradient, both ways are compared.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -297,7 +298,11 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         way = self._way(model, rows, lambda way: compute(way, inputs), tells=bool(rows.live.any()))
         if self.agrees and not was and not rows.share_prompts and self.world.is_main:
             echo("prompts cannot be shared (gradient checkpointing, or layers without keys); dead rows are left out")
-        return compute(way, inputs)
+        loss = compute(way, inputs)
+        if self.agrees and self.world.size > 1:  # TRL's mean is NaN for all once one process has no live row
+            total, count = self.accelerator.reduce(rows.entropy[-1], reduction="sum").tolist()
+            self._metrics["train"]["entropy"][-1] = total / count if count else math.nan
+        return loss
 
     def live_rows(self, model: Any, inputs: dict[str, Any]) -> LiveRows:
         """What TRL's loss calls in the model's place, for a micro-batch as TRL scored it."""

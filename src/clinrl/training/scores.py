@@ -4,7 +4,7 @@ Rows that the caller has no use for are left out, equal rows are one, and a prom
 Shapes: B rows of a batch, P tokens of the padded prompts, T of the padded completions, N distinct rows that are used.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +42,8 @@ class LiveRows:
     old: Tensor | None = None
     """(B, T), log-probabilities at sampling, where TRL holds them: a dead row has these, and so a ratio of 1."""
     share_prompts: bool = True
+    entropy: list[Tensor] = field(default_factory=list)
+    """Of each call, the sum over live tokens and their count."""
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Scores:
         """Score the completions, given tokens and mask of whole rows (B, P + T).
@@ -54,6 +56,7 @@ class LiveRows:
         if not len(places):
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             zero = torch.stack([parameter.sum() * 0 for parameter in trained]).sum()  # a gradient of zeros for each
+            self.entropy.append(log_probs.new_zeros(2))
             return Scores(log_probs + zero, torch.full_like(log_probs, torch.nan))
         (ids, mask), rows = distinct(input_ids[places], attention_mask[places])
         by_length = mask[:, -length:].sum(1).argsort(stable=True)
@@ -62,7 +65,9 @@ class LiveRows:
         order = by_length.argsort()[rows]
         log_p, entropy = (torch.cat(values)[order].float() for values in zip(*scored, strict=True))
         covered = self.mask[places]
-        mean = (entropy * covered).sum() / covered.sum()
+        total, count = (entropy * covered).sum(), covered.sum()
+        self.entropy.append(torch.stack([total, count]).detach())
+        mean = total / count
         return Scores(
             log_probs.index_copy(0, places, log_p), mean.detach().expand(self.mask.shape).index_copy(0, places, entropy)
         )

@@ -50,7 +50,7 @@ class Served:
         if not accelerator.is_main_process:
             self.engine.adopt(target)
         elif former not in (None, self.engine.adapter):
-            self.engine.client.unload(str(former))
+            self.engine.release(str(former))
             shutil.rmtree(self.folder / str(former), ignore_errors=True)
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
