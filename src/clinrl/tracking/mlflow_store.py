@@ -282,11 +282,11 @@ def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
     return _one_run(client, _experiment(client, task), KEY, key, name)
 
 
-def is_finished(client: "MlflowClient", task: str, key: str) -> bool:
-    """Whether the run with a key is there, and ended. One that somebody deleted is not."""
+def finished_run(client: "MlflowClient", task: str, key: str) -> "Run | None":
+    """The run with a key, if it is there and has ended. One that somebody deleted is not."""
     held = client.get_experiment_by_name(task)
     runs = _runs(client, held.experiment_id, KEY, key) if held else []
-    return bool(runs) and runs[0].info.status == "FINISHED"
+    return runs[0] if runs and runs[0].info.status == "FINISHED" else None
 
 
 def details_of(client: "MlflowClient", run: "Run") -> "Run":
