@@ -81,7 +81,13 @@ def store() -> str:
     if (file := file_of(uri)) is not None:
         if file == Path():
             raise RegistryError("MLFLOW_TRACKING_URI is sqlite:/// without a file; write sqlite:///path/mlflow.db")
-        return f"{SQLITE}{file.absolute()}"
+        path = str(file.absolute())
+        if "?" in path or unquote(path) != path:
+            raise RegistryError(
+                f"{path} has a ? or a % in its name, and MLflow would open another file; rename the folder, or set "
+                "MLFLOW_TRACKING_URI"
+            )
+        return f"{SQLITE}{path}"
     try:
         place(uri)
     except ValueError:  # which may quote a password
