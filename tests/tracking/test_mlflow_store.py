@@ -87,7 +87,7 @@ def test_a_folder_by_whose_name_another_file_would_be_opened_is_refused(tmp_path
     if name.endswith("%"):
         assert make_url(store()).database == str(Path("mlruns/mlflow.db").absolute())
     else:
-        with pytest.raises(RegistryError, match="has a . or a % in its name, and MLflow would open another file"):
+        with pytest.raises(RegistryError, match=r"has a . or a % in its name, and MLflow would open another file"):
             store()
 
 
