@@ -31,6 +31,9 @@ PENDING_S = 300.0
 """Seconds that a worker may take from accepting a run to starting it."""
 TRIES = 8
 """How often a version is given to a worker. A lost worker costs a try; a stage that fails ends them all."""
+REST_S = 10.0
+"""Seconds after the first lost worker of a version until it is given to another; twice as long after each further one,
+so that all tries outlast a server that is away for 20 minutes."""
 POLL_S = 5.0
 AT_ONCE = 100
 """Runs asked for at once; Prefect's server answers for 200 at most."""
@@ -107,6 +110,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     """
     logger, since = get_run_logger(), time.monotonic()
     found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
+    lost = dict[UUID, float]()  # when that was first seen
     with runs.prefect_errors():
         given = {name: _give(name, commit) for name in names}
     for next_one in names:
@@ -130,6 +134,10 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
                 if not state.is_final():
                     continue
                 if state.is_crashed() and tries[name] < TRIES:
+                    if time.monotonic() - lost.setdefault(given[name], time.monotonic()) < REST_S * 2 ** (
+                        tries[name] - 1
+                    ):
+                        continue
                     tries[name] += 1
                     logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
                     with runs.prefect_errors():

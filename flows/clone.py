@@ -25,19 +25,19 @@ AUTHOR = {"NAME": "clinrl", "EMAIL": "clinrl@localhost"}
 """Who commits in clones; a person merges."""
 OWN = (Path(".dvc/config.local"), Path("machine.yaml"))
 """What a machine says of itself outside of git: in the checkout, or in the folder of its clones."""
-
 SHARED = (keys.FOLDER, statements.FOLDER, paths.champions())
 """What a clone has in common with the checkout, so that it counts in both: keys, signed statements, answers of
 champions, and the lock under which a name moves."""
 
-GIT = ("git", "-c", "commit.gpgSign=false", "-c", "core.hooksPath=/dev/null", "-c", "gc.autoDetach=false")
-"""A person's own configuration would sign commits, which makes each another, and run hooks."""
+OVERRULED = """commit.gpgSign=false core.excludesFile=/dev/null core.hooksPath=/dev/null core.quotePath=false
+diff.orderFile=/dev/null gc.autoDetach=false log.showSignature=false merge.ff=true merge.verifySignatures=false
+push.gpgSign=false status.showUntrackedFiles=normal"""
+"""Of a person's own configuration, which would sign commits, run hooks, hide new files or refuse to merge."""
+GIT = ("git", *(word for setting in OVERRULED.split() for word in ("-c", setting)))
 OURS = "checkout"
 """The DVC remote of a clone whose project has none: the cache of the checkout."""
-
 BEGUN = "refs/clinrl/begun"
 """The commit at which the last run of a clone began: what it committed follows."""
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -73,6 +73,9 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
     origin = git("config", "--default", top, "--get", "remote.origin.url")
     if (local := Path(top, origin)).exists():
         origin = str(local)  # a relative one means another folder in the clone
+    for variable in git("rev-parse", "--local-env-vars").split():  # as GIT_DIR in a hook, which names the checkout
+        if not variable.startswith("GIT_CONFIG"):
+            os.environ.pop(variable, None)
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store()  # whole, before the folder changes; so is the key's file
     for setting in ("CLINRL_SIGNING_KEY_FILE", interpreter.SETTING):
         if file := os.environ.get(setting):
@@ -82,7 +85,7 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
         if not (folder / ".git").is_dir():
             part = folder.with_name(f"{folder.name}.partial")  # a kill may leave half a clone
             shutil.rmtree(part, ignore_errors=True)
-            git("clone", "--quiet", "--no-checkout", "--", origin, str(part))
+            git("clone", "--quiet", "--no-checkout", "--origin", "origin", "--", origin, str(part))
             part.rename(folder)
         with chdir(folder):
             for lock in (*Path(".git").glob("*.lock"), *Path(".git/refs").rglob("*.lock")):  # of a git that was killed
@@ -140,8 +143,7 @@ def _own(parent: Path, name: str) -> Iterator[Path]:
 
 
 def share(scale: str) -> None:
-    """Make what clones have in common with the checkout, a signing key among it: one that a clone made counts nowhere
-    else."""
+    """Make what clones share with the checkout, a signing key among it: one that a clone made counts nowhere else."""
     keys.signer(scale)
     for shared in SHARED:
         shared.mkdir(mode=0o700, parents=True, exist_ok=True)

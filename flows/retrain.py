@@ -75,6 +75,8 @@ def scheduled(task: str) -> State[None]:
 
     turn = runs.in_turn(task, f"the schedule of {task}")
     with turn, clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
+        if runs.is_overtaken():
+            return Completed(name=NOTHING_TO_DO, message="nothing to do: a run that began after this was due is done")
         branches.go_on(to, WRITTEN)
         clone.begin_here()
         clone.share_cache(checkout)
@@ -93,8 +95,7 @@ def scheduled(task: str) -> State[None]:
 
 def renew(params: Params, task: str, approver: str | None) -> State[None]:
     """Build, and release or draft; the state says how it ended."""
-    versions = of_task(params, task)
-    left = unfinished(params, versions)
+    left = unfinished(params, versions := of_task(params, task))
     if not left and drafts.find(versions[-1]) is None:
         message = f"every version of {task} is up to date and registered, and {outcome(params, versions[-1])}"
         get_run_logger().info("%s", message)
@@ -130,8 +131,7 @@ def draft_next(params: Params, task: str) -> Draft:
     champion = drafts.champion(task)
     if champion not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of the champion {champion}; add mining.{champion}")
-    data = params.mining[champion].data
-    steps.bring_up_to_date([*params.data_stages(data), f"mine@{champion}"])
+    steps.bring_up_to_date([*params.data_stages(params.mining[champion].data), f"mine@{champion}"])
     return steps.draft(task)
 
 

@@ -92,6 +92,24 @@ def test_git_takes_no_records_and_no_keys_from_a_project_in_a_folder_either(tmp_
     }
 
 
+@pytest.mark.parametrize("setting", ["core.autocrlf=true", "core.eol=crlf"])
+def test_no_setting_of_git_changes_a_byte_of_a_clone(tmp_path: Path, setting: str) -> None:
+    """Digests are of bytes: with other ends of lines every base would count as altered, and no script would start."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", setting]
+    shutil.copy(ROOT / ".gitattributes", tmp_path)
+    for text in (b"a\nb\n", b"a\r\nb\n"):
+        (tmp_path / "file").write_bytes(text)
+        for words in (
+            ["init", "-q"],
+            ["add", "-A"],
+            ["commit", "-qm", "a"],
+            ["rm", "-q", "file"],
+            ["reset", "-q", "--hard"],
+        ):
+            subprocess.run([*git, *words], cwd=tmp_path, check=True)
+        assert (tmp_path / "file").read_bytes() == text
+
+
 def test_the_composed_servers_hold_no_secret_and_are_published_on_loopback_alone() -> None:
     services = read("deploy/compose.yaml")["services"]
     for name, service in services.items():

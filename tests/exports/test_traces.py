@@ -16,7 +16,7 @@ from clinrl.errors import DataError, RegistryError
 from clinrl.evaluation.answers import load_report, open_run, read_graded
 from clinrl.exports import traces
 from clinrl.registry.log_run import DIGEST
-from clinrl.registry.versions import Entry, find
+from clinrl.registry.versions import find, register
 from clinrl.tasks.base import get_task, parts_of
 from clinrl.tracking.mlflow_store import connect, store
 
@@ -197,6 +197,23 @@ def test_a_version_that_is_not_registered_as_examined_is_refused(project):
     assert len(search()) == traces_before
 
 
+@pytest.mark.parametrize("is_erased", [False, True])
+def test_a_version_whose_run_was_deleted_is_logged_once_it_is_registered_again(project, monkeypatch, capsys, is_erased):
+    with connect() as client:
+        former = find("esi", "v2").run_id
+        client.delete_run(former)
+        if is_erased:  # as `mlflow gc` does
+            client._tracking_client.store._hard_delete_run(former)
+    assert cli.main(["traces", "v2"]) == 1
+    assert "the run of v2 was deleted in MLflow; run `clinrl register v2`" in capsys.readouterr().err
+    register(examined.params(), "v2")
+    monkeypatch.setattr(traces, "SAMPLE", 3)
+    traces.stage(examined.params(), "v2")
+    with connect() as client:
+        for trace in search():
+            assert client.get_run(trace.info.request_metadata["mlflow.sourceRun"]).info.lifecycle_stage == "active"
+
+
 def test_turns_and_calls_of_an_audit_are_spans(tmp_path, monkeypatch):
     """The base stands for a version here: what it played is what matters."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
@@ -207,9 +224,7 @@ def test_turns_and_calls_of_an_audit_are_spans(tmp_path, monkeypatch):
         experiment = client.create_experiment("audit")
         known = client.create_run(experiment)
         client.create_logged_model(experiment, name="audit-base", tags={DIGEST: report.adapter_digest})
-        entry = Entry(model="audit", number=1, name="audit-base", digest=report.adapter_digest, aliases=(), tags={},
-                      run_id=known.info.run_id)  # fmt: skip
-        assert traces._log(client, entry, run, report, traces._answers(*exam)[:5]) == 5
+        assert traces._log(client, known, run, report, traces._answers(*exam)[:5]) == 5
     played = {line.case_id: line for line in lines}
     found = search(task="audit")
     assert len(found) == 5

@@ -80,6 +80,38 @@ def test_versions_come_in_their_order_each_as_soon_as_those_before_it(
         assert told() == [("v1", None, 2), ("v2", "too little memory", 3), ("v3", None, 3)]
 
 
+def test_a_server_that_is_away_for_a_while_uses_up_no_tries(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect import flow, get_client
+    from prefect.states import Completed, Crashed
+
+    from flows import build
+
+    @flow
+    def version() -> None: ...
+
+    with get_client(sync_client=True) as client:
+        clock, given = [0.0], list[float]()
+
+        def pause(seconds: float) -> None:
+            clock[0] += seconds
+
+        def give(_name: str, _commit: str) -> UUID:
+            given.append(clock[0])
+            state = Crashed(message="a server is away") if clock[0] < 1200.0 else Completed()
+            run = client.create_flow_run(version)
+            client.set_flow_run_state(run.id, state, force=True)
+            return run.id
+
+        @flow
+        def outcomes() -> list[tuple[str, str | None]]:
+            return [*build.outcomes(["v1"], "a" * 40)]
+
+        monkeypatch.setattr(build, "_give", give)
+        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
+        assert outcomes() == [("v1", None)]
+    assert given[1] < 30.0, "a worker that was lost is another matter"
+
+
 def test_where_no_worker_takes_a_version_the_build_says_so(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect import flow, get_client
     from prefect.states import Completed, Running, Scheduled

@@ -534,6 +534,49 @@ def test_a_clone_signs_nothing_and_runs_no_hook_of_whoever_works_there(
     assert branches.offers(made(clone.head(), "v1", lambda: trained("v1")))
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["clone.defaultRemoteName=upstream", "core.excludesFile=/dev/stdin", "merge.ff=only", "merge.verifySignatures=true",
+     "push.gpgSign=true", "status.showUntrackedFiles=no", "diff.orderFile=/nowhere"],
+)  # fmt: skip
+def test_a_run_works_alike_whatever_git_does_for_whoever_works_there(
+    setting: str, checkout: Path, tmp_path: Path
+) -> None:
+    """An audit log that is new to git must be seen, a branch must merge, and all of it be handed over."""
+    write_text(tmp_path / "ignored", "*.json\n")
+    key, _, value = setting.partition("=")
+    git("config", "--file", str(tmp_path / "none"), key, value.replace("/dev/stdin", str(tmp_path / "ignored")))
+    retrained(("data/reports/v1.json", "1"))
+    write_text(Path("data/reports/decisions.json"), "")
+    assert clone.git("status", "--porcelain", "--", "data/reports/decisions.json")
+    write_text(Path("src/code.py"), "1\n")
+    for words in (("add", "src"), ("commit", "-qm", "mine"), ("push", "-q", "origin", "main")):
+        clone.git(*words)
+    retrained(("data/reports/v2.json", "2"))
+    git("fetch", "-q", git("config", "remote.origin.url"), "built/retrain")
+    held = git("ls-tree", "--name-only", "FETCH_HEAD", "data/reports/", "src/")
+    assert held.split() == [*(f"data/reports/v{number}.json" for number in range(3)), "src/code.py"]
+
+
+def test_a_project_in_a_folder_whose_name_is_not_ascii_is_retrained(checkout: Path) -> None:
+    write_text(Path("Große Studie/dvc.lock"), LOCK)
+    git("add", "--all")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "begun")
+    git("push", "-q", "origin", "main")
+    os.chdir("Große Studie")
+    for number in "12":
+        retrained((f"data/reports/v{number}.json", number))
+
+
+def test_a_run_that_a_hook_started_leaves_the_checkout_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_DIR", str(checkout / ".git"))
+    write_text(Path("notes.txt"), "mine")
+    retrained(("data/reports/v1.json", "1"))
+    assert Path("notes.txt").exists()
+    assert git("rev-parse", "--abbrev-ref", "HEAD") == "main"
+    assert not Path("data/reports/v1.json").exists()
+
+
 def test_what_a_person_named_from_the_checkout_is_found_from_the_clone(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

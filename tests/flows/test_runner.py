@@ -3,13 +3,16 @@
 import asyncio
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 from prefect import flow, get_client
 from prefect.client.orchestration import PrefectClient
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
+from prefect.states import Scheduled
 from prefect.types.entrypoint import EntrypointType
 
 END = "CLINRL_TEST_END"
@@ -20,6 +23,29 @@ END = "CLINRL_TEST_END"
 def waits() -> None:
     while not Path(os.environ[END]).exists():
         time.sleep(0.1)
+
+
+def test_of_runs_that_were_due_while_the_machine_was_off_one_is_enough(prefect: None) -> None:
+    from flows import runs
+
+    @flow
+    def due(fails: bool = False) -> bool:
+        assert not fails
+        return runs.is_overtaken()
+
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow(due), name="weekly")
+
+        def begun(when: datetime, **given: bool) -> object:
+            state = Scheduled(scheduled_time=when)
+            run = client.create_flow_run_from_deployment(deployment, state=state, parameters=given)
+            return run_flow(due, flow_run=client.read_flow_run(run.id), parameters=given, return_type="state")
+
+        weeks = [datetime.now(UTC) - timedelta(weeks=number) for number in (3, 2, 1)]
+        assert begun(weeks[0], fails=True).is_failed()
+        assert [begun(week).result() for week in weeks] == [False, True, True]
+        assert not begun(datetime.now(UTC)).result()
+    assert due() is False  # a person's, of no deployment
 
 
 def test_a_server_that_is_away_for_many_polls_ends_no_run(

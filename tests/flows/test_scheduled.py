@@ -148,6 +148,20 @@ def test_lines_of_the_audit_log_that_are_not_committed_are_committed_first(proje
 RECORDS = Path("data/sources/MIETIC.csv")
 
 
+def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import runs
+
+    scripted.commit()
+    before = files()
+    monkeypatch.setattr(runs, "is_overtaken", lambda: True)
+    state = scheduled()
+    assert (state.name, state.message) == (
+        "Nothing to do",
+        "nothing to do: a run that began after this was due is done",
+    )
+    assert files() == before
+
+
 def test_records_that_git_ignores_are_read_where_they_are_or_the_run_is_refused(project: Path) -> None:
     """Served records are mined by a scheduled run, which works in a clone."""
     from prefect import flow

@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from urllib.request import proxy_bypass
 
 import numpy as np
 import pytest
@@ -141,6 +142,31 @@ def test_telemetry_is_off_and_children_inherit_it(monkeypatch: pytest.MonkeyPatc
     determinism.pin()
     assert os.environ["DO_NOT_TRACK"] == os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ["DVC_NO_ANALYTICS"]
+
+
+@pytest.mark.parametrize(
+    ("given", "direct"),
+    [
+        ({}, "localhost,127.0.0.1"),
+        ({"NO_PROXY": ".ward"}, ".ward,localhost,127.0.0.1"),
+        ({"no_proxy": ".ward", "NO_PROXY": ".old"}, ".ward,localhost,127.0.0.1"),
+        ({"NO_PROXY": "*"}, "*"),
+    ],
+)
+def test_no_proxy_is_asked_for_servers_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], direct: str
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, given.get(name, ""))  # so that what is set here is undone
+        if name not in given:
+            monkeypatch.delenv(name)
+    for _ in range(2):
+        determinism.pin()
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert os.environ.get("no_proxy", os.environ["NO_PROXY"]) == direct
+    assert proxy_bypass("127.0.0.1:4200")
+    assert proxy_bypass("localhost")
+    assert bool(proxy_bypass("mlflow.elsewhere")) == (direct == "*")
 
 
 def test_the_record_names_no_build_and_no_machine() -> None:

@@ -9,6 +9,7 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,21 @@ def test_the_store_is_the_project_s_own_unless_the_environment_names_another(tmp
     assert store() == f"sqlite:///{tmp_path}/other.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert store() == "http://127.0.0.1:5000"
+
+
+@pytest.mark.parametrize("name", ["feature%2Fone", "a?b", "ü #1, 100%"])
+def test_a_folder_by_whose_name_another_file_would_be_opened_is_refused(tmp_path, monkeypatch, name):
+    """Two projects, `a b` and `a%20b`, would share a champion."""
+    from sqlalchemy.engine import make_url
+
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if name.endswith("%"):
+        assert make_url(store()).database == str(Path("mlruns/mlflow.db").absolute())
+    else:
+        with pytest.raises(RegistryError, match=r"has a . or a % in its name, and MLflow would open another file"):
+            store()
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "file:///tmp/mlruns"])

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.run import Run
-from clinrl.artifacts import canonical_json, digest, write_text
+from clinrl.artifacts import canonical_json, digest, read_manifest, write_text
 from clinrl.errors import DataError, RegistryError, did_you_mean, echo, format_value
 from clinrl.evaluation.show import is_wrong
 from clinrl.exports.inspect_log import examined, verdicts
 from clinrl.registry.log_run import logged_models
-from clinrl.registry.versions import Entry, find
+from clinrl.registry.versions import find
 from clinrl.reports.episode import Episode, decided_text, episode_of
 from clinrl.tasks.base import EXACT, Task, get_task, parts_of
-from clinrl.tracking.mlflow_store import KIND, connect, place, writing
+from clinrl.tracking.mlflow_store import KIND, connect, finished_run, place, run_key, writing
 from clinrl.types import Graded, Message, Unreadable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run as Registered
     from mlflow.entities import Span, TraceInfo
     from mlflow.tracing.client import TracingClient
 
@@ -63,9 +64,13 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
     entry = find(run.model.registered, name, digest=report.adapter_digest)
     if entry.digest != report.adapter_digest:
         raise RegistryError(f"{name} is not registered as it was examined; run `clinrl register {name}`")
+    key = run_key(read_manifest(run.model.folder))
     chosen = [answer for exam in exams for answer in _answers(*exam)[: None if every else SAMPLE]]
     with connect() as client, writing(client):
-        logged = _log(client, entry, run, report, chosen)
+        # The entry may name a run that was erased: a registration makes another, and no entry can be told so.
+        if (own := finished_run(client, run.model.task.name, key)) is None:
+            raise RegistryError(f"the run of {name} was deleted in MLflow; run `clinrl register {name}`")
+        logged = _log(client, own, run, report, chosen)
     echo(f"{name}: {logged} traces are new, {len(chosen) - logged} were there")
 
 
@@ -85,11 +90,11 @@ def _answers(run: Run, lines: Sequence[Graded], report: EvalReport) -> list[Answ
     ]  # fmt: skip
 
 
-def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, chosen: Sequence[Answer]) -> int:
+def _log(client: "MlflowClient", own: "Registered", run: Run, report: EvalReport, chosen: Sequence[Answer]) -> int:
     from mlflow.tracing.client import TracingClient
 
-    experiment = client.get_run(entry.run_id).info.experiment_id
-    model = logged_models(client, experiment, entry.digest)[0].model_id
+    experiment = own.info.experiment_id
+    model = logged_models(client, experiment, report.adapter_digest)[0].model_id
     found = _traces(client, experiment, f"metadata.`mlflow.modelId` = '{model}'")
     held = {trace.trace_id: "mlflow.trace.spansLocation" in trace.tags for trace in found}
     exam = [report.adapter_digest, report.exam_digest]
@@ -99,7 +104,7 @@ def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, cho
         return 0
     tracing, now = TracingClient(client.tracking_uri), int(time.time() * 1000)
     data = _open(client, tracing, experiment, run, report)
-    metadata = {"mlflow.modelId": model, "mlflow.sourceRun": entry.run_id}
+    metadata = {"mlflow.modelId": model, "mlflow.sourceRun": own.info.run_id}
     for start in range(0, len(new), PAGE):
         some, spans = new[start : start + PAGE], list["Span"]()
         tracing.store.upsert_dataset_records(data, [

@@ -12,7 +12,7 @@ from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
 from clinrl.release.moves import check_approved, check_turn, moves, recorded_champion
-from clinrl.tracking.mlflow_store import connect, is_finished, run_key
+from clinrl.tracking.mlflow_store import connect, finished_run, run_key
 
 
 def check_unchanged(params: Params, name: str) -> None:
@@ -55,7 +55,7 @@ def is_registered(params: Params, name: str) -> bool:
         if (entry.digest, entry.tags.get(versions.EXAMINED)) != (mine, versions.reports_digest(reports)):
             return False
         with connect() as client:  # a run that is not finished belongs to a registration that was killed
-            return is_finished(client, model.task.name, run_key(manifest))
+            return finished_run(client, model.task.name, run_key(manifest)) is not None
     except (ArtefactError, RegistryError):
         return False
 

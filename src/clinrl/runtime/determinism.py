@@ -66,14 +66,16 @@ _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "BITSANDBYTES_NOWELCOME": "1",
 }
+_OWN = "localhost,127.0.0.1"
+"""What no proxy is asked for: servers of this machine, such as Prefect's, of which it knows nothing."""
 _log = logging.getLogger(__name__)
 _VERSIONS = ("torch", "transformers", "tokenizers", "trl", "peft", "accelerate")
 
 
 def pin() -> None:
-    """Fix the arithmetic and switch telemetry off, in this process and in its children. Idempotent.
+    """Fix the arithmetic and switch telemetry off, in this process and in its children; ask no proxy for this machine.
 
-    Raises Refused if torch is loaded already with other kernels, since it is too late then.
+    Idempotent. Raises Refused if torch is loaded already with other kernels, since it is too late then.
     """
     torch = sys.modules.get("torch")
     if X86 and torch is not None and hasattr(torch, "backends"):
@@ -84,6 +86,9 @@ def pin() -> None:
                 f"import clinrl first, or start Python with ATEN_CPU_CAPABILITY={KERNELS}"
             )
     os.environ.update(_ARITHMETIC | _ALLOCATOR | _WAITING | _GPUS | _QUIET | (_X86_ARITHMETIC if X86 else {}))
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""  # in that order, as libraries do
+    if _OWN not in direct and direct != "*":
+        os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), f"{direct},{_OWN}".lstrip(","))
     # Libraries' advice to each other, which nobody at the command line can follow.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")

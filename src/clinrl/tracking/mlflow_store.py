@@ -81,7 +81,13 @@ def store() -> str:
     if (file := file_of(uri)) is not None:
         if file == Path():
             raise RegistryError("MLFLOW_TRACKING_URI is sqlite:/// without a file; write sqlite:///path/mlflow.db")
-        return f"{SQLITE}{file.absolute()}"
+        path = str(file.absolute())
+        if "?" in path or unquote(path) != path:
+            raise RegistryError(
+                f"{path} has a ? or a % in its name, and MLflow would open another file; rename the folder, or set "
+                "MLFLOW_TRACKING_URI"
+            )
+        return f"{SQLITE}{path}"
     try:
         place(uri)
     except ValueError:  # which may quote a password
@@ -282,11 +288,11 @@ def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
     return _one_run(client, _experiment(client, task), KEY, key, name)
 
 
-def is_finished(client: "MlflowClient", task: str, key: str) -> bool:
-    """Whether the run with a key is there, and ended. One that somebody deleted is not."""
+def finished_run(client: "MlflowClient", task: str, key: str) -> "Run | None":
+    """The run with a key, if it is there and has ended. One that somebody deleted is not."""
     held = client.get_experiment_by_name(task)
     runs = _runs(client, held.experiment_id, KEY, key) if held else []
-    return bool(runs) and runs[0].info.status == "FINISHED"
+    return runs[0] if runs and runs[0].info.status == "FINISHED" else None
 
 
 def details_of(client: "MlflowClient", run: "Run") -> "Run":
