@@ -8,7 +8,6 @@ import select
 import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
-from os.path import commonprefix
 from typing import ParamSpec
 
 REFUSALS = {
@@ -167,8 +166,8 @@ class SignatureError(Refused):
     """A key or a signature is not what it must be: names the file, and what to do; never a secret."""
 
 
-MAX_NAMES = 16
-"""Allowed names that a refusal lists: four or five lines of a terminal."""
+MAX_NAMES = 20
+"""Allowed names that a refusal lists: some five lines of a terminal."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
 
@@ -197,7 +196,7 @@ def did_you_mean(value: object, allowed: Collection[object]) -> str:
     near = nearest(text, own) or nearest(text, names)
     own = own if not near or near in own else names
     if len(own) > MAX_NAMES:  # alike by how they begin: cheap for any number of names
-        own = sorted(own, key=lambda name: -len(commonprefix((name, text))))
+        own = sorted(own, key=lambda name: -max(n for n in range(len(text) + 1) if name.startswith(text[:n])))
     listed = ", ".join(own[:MAX_NAMES]) or "none"
     more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""
     return (f"did you mean {near}? " if near else "") + f"allowed: {listed}{more}"
