@@ -219,7 +219,13 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         if stage := _maker(folder):
             raise ArtefactError(f"{folder} has no {MANIFEST}; run `dvc repro {stage}`, which makes it") from None
-        raise ArtefactError(f"{folder} has no {MANIFEST}; run `clinrl plan`, which says what is missing") from None
+        name = folder.name
+        makes = (
+            f"`dvc repro dataset@{name}`, or `dvc repro import@{name}` if it is under `imports`, which makes it"
+            if folder.parent.name == "cases"
+            else "`clinrl plan`, which says what is missing"
+        )
+        raise ArtefactError(f"{folder} has no {MANIFEST}; run {makes}") from None
     except ValidationError as error:
         raise ArtefactError(f"{path} is not a manifest: {error.errors()[0]['msg']}; rebuild it") from None
 

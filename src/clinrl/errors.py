@@ -166,8 +166,8 @@ class SignatureError(Refused):
     """A key or a signature is not what it must be: names the file, and what to do; never a secret."""
 
 
-MAX_NAMES = 60
-"""Allowed names that a refusal lists."""
+MAX_NAMES = 20
+"""Allowed names that a refusal lists: some five lines of a terminal."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
 
@@ -186,7 +186,7 @@ def nearest(word: str, names: Collection[str]) -> str:
 
 
 def did_you_mean(value: object, allowed: Collection[object]) -> str:
-    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many.
+    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names; of many, those most alike.
 
     Names of a task begin with it. Of a value such as esi-v99, only those that begin as it does are listed, if any do.
     """
@@ -195,6 +195,8 @@ def did_you_mean(value: object, allowed: Collection[object]) -> str:
     own = [name for name in names if mark and name.startswith(f"{task}-")] or names
     near = nearest(text, own) or nearest(text, names)
     own = own if not near or near in own else names
+    if len(own) > MAX_NAMES:  # alike by how they begin: cheap for any number of names
+        own = sorted(own, key=lambda name: -max(n for n in range(len(text) + 1) if name.startswith(text[:n])))
     listed = ", ".join(own[:MAX_NAMES]) or "none"
     more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""
     return (f"did you mean {near}? " if near else "") + f"allowed: {listed}{more}"

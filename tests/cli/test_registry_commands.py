@@ -182,6 +182,16 @@ def test_lineage_names_the_broken_link_and_ends_with_1(run):
     assert "clinrl: v1, lock: data/cases/x1 is not what dvc.lock records" in said
 
 
+def test_a_stage_by_hand_says_what_is_not_here_and_what_was_altered(run):
+    paths.cases("d1").joinpath(paths.CASES_FILE).write_text("\n")
+    _, _, err = run("validate", "d1")
+    assert "data/cases/d1 is not what dvc.lock records; `dvc repro validate@d1` makes both anew" in err
+    shutil.rmtree(paths.cases("d1"))
+    _, _, err = run("validate", "d1")
+    assert "data/cases/d1 is not here; `dvc repro validate@d1` makes all that this needs, in order\n" in err
+    assert "is not what dvc.lock records" not in err
+
+
 def test_json_is_one_value(project, capsys):
     kinds = {"decide v1": dict, "versions esi": list, "lookup esi v1": dict, "lineage v1": list}
     for words, kind in kinds.items():
@@ -221,8 +231,10 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
     ]
     exact = rows[0]
     assert (int(exact["only v1"]) > 0, exact["only v3"], float(exact["p"]) < 0.05) == (True, "0", True)
-    _, same, _ = run("compare", "v1", "v1")
-    assert {row["p"] for row in same} == {"1"}
+    code, same, err = run("compare", "v1", "v1")
+    assert (code, same, err) == (2, [], "clinrl: v1 cannot be compared with itself; name another model\n")
+    code, _, err = run("compare", "v1")
+    assert (code, err) == (2, "clinrl: v1 is one model; name the other too: `clinrl compare v1 OTHER`\n")
     code, _, err = run("compare", "v1", "../v3")
     assert (code, "'../v3' is no name that `clinrl compare` knows; allowed: " in err) == (2, True)
     assert run("compare", "recipes", "--json")[0] == 2

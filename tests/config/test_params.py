@@ -705,6 +705,13 @@ def test_a_refusal_lists_the_names_of_the_task_alone():
     assert did_you_mean("ekg-v1", names).endswith("allowed: audit-v1, esi-v46, esi-v49, imaging-v1")
 
 
+def test_a_refusal_lists_of_many_names_those_that_begin_alike():
+    names = [f"esi-gold-{n}" for n in range(80)] + ["esi-v46", "esi-v49"]
+    sentence = did_you_mean("esi-v94", names)
+    assert sentence.startswith("did you mean esi-v49? allowed: esi-v46, esi-v49, esi-gold-0, ")
+    assert sentence.endswith(" and 62 more")
+
+
 def test_a_version_is_not_offered_the_recipes_of_other_tasks(tmp_path):
     shutil.copytree(ROOT / "params", tmp_path / "params")
     shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")

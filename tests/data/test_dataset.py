@@ -93,7 +93,9 @@ def test_a_failed_rebuild_leaves_the_old_data() -> None:
 
 
 def test_missing_data_is_named() -> None:
-    with pytest.raises(ArtefactError, match=r"data/cases/esi-d3 has no manifest\.json"):
+    with pytest.raises(
+        ArtefactError, match=r"no manifest\.json; run `dvc repro dataset@esi-d3`, or `dvc repro import@"
+    ):
         dataset.read_cases(FOLDER, get_task("esi"))
     dataset.stage(params(), "esi-d3")
     FILE.unlink()

@@ -9,7 +9,7 @@ from typing import Any
 
 from clinrl import paths
 from clinrl.analysis import alerts
-from clinrl.cli.names import check_name
+from clinrl.cli.names import check_name, names
 from clinrl.cli.stage_commands import make
 from clinrl.config.model import MERGED
 from clinrl.config.params import Params
@@ -131,12 +131,16 @@ def alarms(params: Params, name: str, *, as_json: bool = False) -> int:
 def compare(params: Params, source: Path, name: str, other: str | None = None, *, as_json: bool = False) -> None:
     """Write a comparison of params.yaml, or print the paired tests between two models, mode by mode."""
     if other is None:
+        if name in {**names(params, "NAME"), **names(params, "BASE")}:
+            raise ParamsError(f"{name} is one model; name the other too: `clinrl compare {name} OTHER`")
         check_name(params, name, "compare", kind="COMPARISON")
         if as_json:
             raise ParamsError("--json is for two models; the comparison of one name is written as JSON in any case")
         make(params, source, "compare", name)
         return
     check_name(params, other, "compare", task=check_name(params, name, "compare"))
+    if name == other:
+        raise ParamsError(f"{name} cannot be compared with itself; name another model")
     tests = [(mode, test) for mode, some in notebook.compare(params, name, other).items() for test in some]
     rows = [
         {

@@ -57,9 +57,16 @@ def _warn_of_strangers(command: str, name: str) -> None:
         return
     with suppress(ArtefactError):  # without a lock nothing is recorded, and nothing can be registered
         recorded = lock.read()
-        unknown = [path for address in stages.addresses(command, name) for path in lock.strangers(recorded, address)]
-        for path in dict.fromkeys(unknown):
-            echo(
-                f"{path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro`"
-                " made both"
-            )
+        for address in stages.addresses(command, name):
+            facts = lock.strangers(recorded, address)
+            if absent := [fact.path for fact in facts if fact.state == "absent"]:
+                echo(
+                    f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here; `dvc repro {address}` makes"
+                    " all that this needs, in order"
+                )
+            for fact in facts:
+                if fact.state != "absent":
+                    echo(
+                        f"{fact.path} is not what dvc.lock records; `dvc repro {address}` makes both anew, and before"
+                        " that the result cannot be registered"
+                    )

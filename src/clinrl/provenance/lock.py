@@ -139,11 +139,12 @@ def demand(params: Params, name: str) -> None:
             raise ArtefactError(fact.sentence)
 
 
-def strangers(lock: Lock, stage: str) -> list[str]:
-    """The inputs of a stage, by path, that are not what the lock records: what comes of them cannot be registered."""
+def strangers(lock: Lock, stage: str) -> list[Fact]:
+    """The inputs of a stage, by path, that are not here or not what the lock records."""
     made, makers = outputs(lock), _makers(lock)
     inputs = {out for dep in lock.get(stage, {}).get("deps", ()) for out in _made_at(dep["path"], made)}
-    return [path for path in sorted(inputs) if _fact(makers[path], path, made[path]).state != "holds"]
+    facts = (_fact(makers[path], path, made[path]) for path in sorted(inputs))
+    return [fact for fact in facts if fact.state != "holds"]
 
 
 def _makers(lock: Lock) -> dict[str, str]:

@@ -134,10 +134,15 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
         known.append(last.body["digest"])
     if (held.digest if held else None) in known or (held is None and candidate == recorded):
         return held
+    if held is None:
+        raise GateError(
+            f"the registry has lost the champion of {model}; the one of {paths.audit_log()} has the digest "
+            f"{str(recorded)[:12]}: give `clinrl register` and `clinrl promote` for it again"
+        )
     raise GateError(
-        f"{held.name if held else 'nobody'} is the champion of {model} in the registry, and {paths.audit_log()} tells "
-        "otherwise: if a scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a "
-        f"rollback was cut short: give `clinrl rollback {model}` again, or move the name back in MLflow"
+        f"{held.name} is the champion of {model} in the registry, and {paths.audit_log()} tells otherwise: if a "
+        "scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a rollback was cut "
+        f"short: give `clinrl rollback {model}` again, or move the name back in MLflow"
     )
 
 
