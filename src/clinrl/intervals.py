@@ -65,7 +65,9 @@ def bootstrap(
     """A statistic over cases with its percentile bootstrap interval (Efron 1979), cases drawn with replacement.
 
     With `clusters`, the name of each case's, whole clusters are drawn instead (Field and Welsh 2007), since answers
-    within one are alike. With few clusters, below some twenty, such an interval is optimistic: too narrow.
+    within one are alike. With few clusters such an interval is too narrow: in simulations of a share of 2% to 50% it
+    held the truth in 80% to 90% with 10 clusters and in 83% to 95% with 35, least for small shares, whose upper end
+    suffers. Where no draw differs, as where all are right, it has no width, which is not certainty.
 
     None where the statistic is undefined (NaN) on the cases themselves. Draws on which it is undefined say nothing
     about its spread and are left out.
