@@ -107,6 +107,35 @@ def test_with_one_answer_a_case_it_is_half_of_mcnemars(b, c):
     assert no_better(0, []) == no_better(0, [0, 0]) == no_better(-c, [c]) == 1
 
 
+def test_visits_of_one_patient_are_one_piece_of_evidence():
+    b, c = discordant(12, 2, 60)
+    visits = [str(case // 4) for case in range(60)]
+    alone, alike = paired("exact", "x", b, c), paired("exact", "x", b, c, clusters=visits)
+    assert (alone.b, alone.c, alone.difference.value) == (alike.b, alike.c, alike.difference.value)
+    assert alone.p < 0.05 < alike.p == 0.25  # gains of 4, 4, 4 and losses of 2: 2 of 8 signs
+    assert alike.difference.high - alike.difference.low > alone.difference.high - alone.difference.low
+    apart = paired("exact", "x", b, c, clusters=[str(case) for case in range(60)])
+    assert apart == alone
+
+
+def test_a_test_of_patients_errs_no_more_often_than_it_says():
+    generator = numpy.random.default_rng(5)
+    ps = []
+    for _ in range(200):
+        base = generator.choice([-1, 0, 1], p=[0.1, 0.8, 0.1], size=60)
+        signs = numpy.repeat(base, 6)
+        clusters = numpy.repeat(numpy.arange(60), 6).astype(str).tolist()
+        ps.append(paired("exact", "x", (signs > 0).tolist(), (signs < 0).tolist(), clusters=clusters).p)
+    assert sum(p < 0.05 for p in ps) <= 18  # 10 expected; McNemar's errs in some 100
+
+
+@pytest.mark.parametrize(("mine", "sign"), [([True] * 6, 1), ([False] * 6, 0)])
+def test_patients_who_all_agree_leave_a_width(mine, sign):
+    found = paired("exact", "x", mine, [False] * 6, clusters=["a", "a", "b", "b", "c", "c"]).difference
+    assert found.value == sign
+    assert found.high - found.low > 0.3
+
+
 @pytest.mark.parametrize(("mine", "theirs"), [([], []), ([True], [True, False])])
 def test_paired_refuses_answers_to_different_cases(mine, theirs):
     with pytest.raises(ValueError, match="same cases"):

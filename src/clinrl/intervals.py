@@ -65,7 +65,9 @@ def bootstrap(
     """A statistic over cases with its percentile bootstrap interval (Efron 1979), cases drawn with replacement.
 
     With `clusters`, the name of each case's, whole clusters are drawn instead (Field and Welsh 2007), since answers
-    within one are alike. With few clusters, below some twenty, such an interval is optimistic: too narrow.
+    within one are alike. With few clusters such an interval is too narrow: in simulations of a share of 2% to 50% it
+    held the truth in 80% to 90% with 10 clusters and in 83% to 95% with 35, least for small shares, whose upper end
+    suffers. Where no draw differs, as where all are right, it has no width, which is not certainty.
 
     None where the statistic is undefined (NaN) on the cases themselves. Draws on which it is undefined say nothing
     about its spread and are left out.
@@ -269,28 +271,69 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool], level: float = LEVEL) -> Paired:
+def paired(
+    metric: str,
+    other: str,
+    mine: Sequence[bool],
+    theirs: Sequence[bool],
+    level: float = LEVEL,
+    clusters: Sequence[str] | None = None,
+) -> Paired:
     """Compare two on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
 
     The test is McNemar's, exact (binomial on the discordant pairs), from statsmodels. The interval of the difference
     is the adjusted Wald interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width
     when nothing is discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
-    """
-    from scipy.stats import norm
-    from statsmodels.stats.contingency_tables import mcnemar
 
+    With `clusters`, the name of each case's, answers within one are taken for alike: whole clusters change places in
+    the test, which is that of `no_better` on both sides, and the interval is that of `average_difference`. Where each
+    case has a cluster of its own both are as without. McNemar's test erred in 11% and 21% at 5% where 200 patients came
+    four times and 100 eight times, and half of the visits were decided as the patient's others.
+    """
     n = len(mine)
     if n == 0 or n != len(theirs):
         raise ValueError(f"paired verdicts must be of the same cases; got {n} and {len(theirs)}")
     b = sum(x and not y for x, y in zip(mine, theirs, strict=True))
     c = sum(y and not x for x, y in zip(mine, theirs, strict=True))
-    both = sum(x and y for x, y in zip(mine, theirs, strict=True))
-    p = 1.0 if b + c == 0 else float(mcnemar([[both, b], [c, n - both - b - c]], exact=True).pvalue)
-    up, down = (b + 1) / (n + 2), (c + 1) / (n + 2)
-    reach = float(norm.ppf((1 + level) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
-    low, high = max(-1.0, up - down - reach), min(1.0, up - down + reach)
+    if clusters is not None and len(set(clusters)) < n:
+        p, low, high = _paired_clusters(mine, theirs, level, clusters)
+    else:
+        p, (low, high) = _mcnemar(b, c, n), _bonett_price(b, c, n, level)
     difference = _estimate((b - c) / n, low, high, n)
     return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
+
+
+def _mcnemar(b: int, c: int, n: int) -> float:
+    from statsmodels.stats.contingency_tables import mcnemar
+
+    return 1.0 if b + c == 0 else float(mcnemar([[n - b - c, b], [c, 0]], exact=True).pvalue)
+
+
+def _bonett_price(b: int, c: int, n: int, level: float) -> tuple[float, float]:
+    from scipy.stats import norm
+
+    up, down = (b + 1) / (n + 2), (c + 1) / (n + 2)
+    reach = float(norm.ppf((1 + level) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    return max(-1.0, up - down - reach), min(1.0, up - down + reach)
+
+
+def _paired_clusters(
+    mine: Sequence[bool], theirs: Sequence[bool], level: float, clusters: Sequence[str]
+) -> tuple[float, float, float]:
+    """The two-sided p where whole clusters change places, and the ends of the interval."""
+    gains = Counter[str]()
+    for name, x, y in zip(clusters, mine, theirs, strict=True):
+        gains[name] += x - y
+    counts, total = Counter(map(abs, gains.values())), sum(gains.values())
+    sizes = [counts[size] for size in range(1, max(counts) + 1)]
+    p = 2 * no_better(abs(total), sizes) if total else 1.0
+    sides = (runs_of_means([[*map(float, side)]], clusters) for side in (mine, theirs))
+    first, second = (side for side in sides if side is not None)  # every case has a verdict
+    found = average_difference(first, second, is_share=True, level=level)
+    if found.spread.is_none:  # no draw differs, as if those within a cluster were the same case
+        sign = (total > 0) - (total < 0)
+        return p, *_bonett_price(len(gains) * (sign > 0), len(gains) * (sign < 0), len(gains), level)
+    return p, found.estimate.low, found.estimate.high
 
 
 def no_better(total: int, sizes: Sequence[int]) -> float:

@@ -12,7 +12,7 @@ import pytest
 import dolls
 from clinrl import paths
 from clinrl.analysis import baselines
-from clinrl.analysis.paired import Answers, between_modes, comparable, compare
+from clinrl.analysis.paired import Answers, between_modes, comparable, compare, patients
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.model import Model
@@ -269,6 +269,24 @@ def test_two_silences_do_not_agree():
     found = between_modes([1, 2, 3, 4], {"a": [1, NOTHING, 3, 4], "b": [1, NOTHING, 2, NOTHING]}, ESI.compared)
     assert found["mode_agreement"].value == 0.25
     assert between_modes([1], {"a": [1]}, ESI.compared) == {}
+
+
+def test_tests_count_the_visits_of_an_imported_patient_together():
+    visits = [case % 2 for case in range(len(MINE))]
+    mine, other = (
+        replace(answered(of, name), clusters=[*map(str, visits)]) for of, name in ((MINE, "v2"), (THEIRS, "v1"))
+    )
+    found = {test.metric: test for test in compare(mine, other, ESI.compared)}
+    alone = {test.metric: test for test in compare(answered(MINE), answered(THEIRS, "v1"), ESI.compared)}
+    assert (found["exact"].b, found["exact"].c) == (alone["exact"].b, alone["exact"].c)
+    assert found["exact"].difference != alone["exact"].difference
+    modes = between_modes(GOLDS, {"a": MINE, "b": THEIRS}, ESI.compared, mine.clusters)
+    assert modes["between_modes"]["a_b"]["exact"] == found["exact"].model_copy(update={"other": "b"})
+
+
+def test_tests_of_a_task_with_clusters_of_its_own_count_cases_as_its_reports_in_git_do():
+    assert patients(get_task("imaging"), ["a", "a"]) is None
+    assert patients(ESI, ["a", "a"]) == ["a", "a"]
 
 
 def write_graded(name, answers, *, exam="e" * 64):

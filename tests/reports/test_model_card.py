@@ -1,6 +1,7 @@
 """Model cards: front matter that other programs read, and every number of the exam with its interval."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,16 @@ def test_failures_are_named_or_said_to_be_none(reports):
     text = model_card.with_results(card, [clean], {}, training=[], missing=[], licence="")
     assert "| think | 0 | 0 | none |" in text
     assert "modes agree" not in text
+
+
+def test_a_slice_of_one_condition_has_no_interval():
+    read = REPORTS.with_name("imaging-labels-1") / "think.json"
+    report = EvalReport.model_validate_json(read.read_bytes())
+    conditions = report.slices["condition"].values()
+    assert any(0 < found["exact"].low == found["exact"].high < 1 for found in conditions)
+    card = model_card.write(MANIFEST, lineage=["v2"])
+    text = model_card.with_results(card, [report], {}, training=[], missing=[], licence="")
+    body = text.split("---\n", 2)[2]
+    assert not [ends for ends in re.findall(r"\[([0-9.-]+), ([0-9.-]+)\]", body) if ends[0] == ends[1]]
+    assert ", no interval" in body
+    assert '"No interval"' in body

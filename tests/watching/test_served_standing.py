@@ -12,12 +12,14 @@ import champions
 import examined
 from clinrl import paths
 from clinrl.analysis import baselines
+from clinrl.config.params import load_params
 from clinrl.config.schema import Watch
+from clinrl.data.dataset import drawn_again
 from clinrl.registry import versions
 from clinrl.tasks.base import get_task
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
-from clinrl.watching.standing import drift, safety, standing
+from clinrl.watching.standing import drift, exposed, safety, standing
 
 TASK = get_task("esi")
 STRANGERS = (Path(__file__).parents[1] / "strangers.txt").read_text(encoding="utf-8").splitlines()
@@ -126,6 +128,30 @@ def test_the_safety_metric_is_held_against_the_limit_of_the_gate(pairs: dict[str
 def test_a_limit_of_the_watch_counts_instead_of_the_gate_s() -> None:
     ((row,), p) = safety(examined.params(), TASK, labelled(_1_as_3=20, _2_as_2=10), Watch(limit=0.9))
     assert (row.limit, p) == (0.9, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "share"),
+    [({"_1_as_3": 2, "_2_as_2": 3, "_4_as_4": 15}, 0.25), ({"_3_as_1": 4}, 0.0), ({"_2_as_unreadable": 1}, 1.0)],
+)
+def test_labels_say_how_many_patients_could_be_harmed(pairs: dict[str, int], share: float) -> None:
+    assert exposed(TASK, labelled(**pairs)[0]) == share
+
+
+def test_a_department_with_few_critical_patients_hides_what_the_gate_refuses() -> None:
+    params = load_params()
+    gate = params.gates["esi"].limits["critical_under"].max
+    exam = [TASK.label(case) for case in drawn_again(params, "esi-x3", TASK)]
+    critical = sum(label <= 2 for label in exam) / len(exam)
+    assert gate
+    assert 0.2 * critical > 0.13 > gate["embedded"]  # whoever misses a fifth of the critical patients
+
+    def alarm(limit: float | None) -> bool:
+        missed = labelled(_2_as_3=80, _2_as_2=320, _3_as_3=1600)  # a fifth of the labels are of such patients
+        return safety(params, TASK, missed, Watch(limit=limit))[1] <= 0.05
+
+    assert not alarm(None)
+    assert alarm(gate["embedded"] * 0.2 / critical)
 
 
 def test_without_a_label_or_a_gate_there_is_no_safety_alarm() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from clinrl.analysis.compared import ALL, COMMONEST, Contrast, Figure, Kind, Row, Section, ViewRow
 from clinrl.analysis.exam import Confusion, Estimates, confusion, share
-from clinrl.analysis.paired import paired_on
+from clinrl.analysis.paired import paired_on, patients
 from clinrl.analysis.power import detectable_from, spread_of
 from clinrl.analysis.preregistration import PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
@@ -96,7 +96,15 @@ def section(
         right={label: _round(count / sum(right.values())) for label, count in right.items()},
         commonest=str(commonest),
         rows=tuple(rows),
-        contrasts=_contrasts(task, golds, {entry.name: entry for entry in here}, measured, spec.tests, chosen[0]),
+        contrasts=_contrasts(
+            task,
+            golds,
+            patients(task, clusters),
+            {entry.name: entry for entry in here},
+            measured,
+            spec.tests,
+            chosen[0],
+        ),
         views=tuple(_variant_rows(here)) if part == ALL else (),
         partition=_partition([measured.get(row, {}).get(chosen[0]) for row in spec.partition.rows])
         if spec.partition
@@ -207,6 +215,7 @@ def _variant_rows(entries: Sequence[Entry]) -> list[ViewRow]:
 def _contrasts(
     task: Task,
     golds: Sequence[Any],
+    alike: Sequence[str] | None,
     entries: Mapping[str, Entry],
     measured: Mapping[str, Mapping[str, Runs]],
     pairs: Sequence[Pair],
@@ -217,7 +226,7 @@ def _contrasts(
     found = [
         _seed_test(pair, versions, test)
         for pair in made
-        for versions, test in _mcnemar(task, golds, entries[pair.first], entries[pair.second])
+        for versions, test in _mcnemar(task, golds, alike, entries[pair.first], entries[pair.second])
     ]
     measures = dict.fromkeys([main, *(name for entry in entries.values() for name in entry.qualities), COMMONEST])
     for pair in made:
@@ -282,7 +291,9 @@ def primary_tests(
     return tuple(test.model_copy(update={"adjusted": p}) for test, p in zip(found, adjusted, strict=True))
 
 
-def _mcnemar(task: Task, golds: Sequence[Any], mine: Entry, theirs: Entry) -> list[tuple[tuple[str, str], Paired]]:
+def _mcnemar(
+    task: Task, golds: Sequence[Any], alike: Sequence[str] | None, mine: Entry, theirs: Entry
+) -> list[tuple[tuple[str, str], Paired]]:
     """Seed by seed, as far as both have them; a row with a single version is tested against each of the other's."""
     fewer, more = sorted((len(mine.answers), len(theirs.answers)))
     found = []
@@ -295,7 +306,7 @@ def _mcnemar(task: Task, golds: Sequence[Any], mine: Entry, theirs: Entry) -> li
     for k in range(more if fewer == 1 else fewer):
         first, second = (_of(entry.versions or (entry.name,), k) for entry in (mine, theirs))
         one, other = (_of(entry.answers, k) for entry in (mine, theirs))
-        tests = [paired_on(metric, second, golds, one, other, task.compared) for metric in counted]
+        tests = [paired_on(metric, second, golds, one, other, task.compared, alike) for metric in counted]
         found += [((first, second), test) for test in tests]
     return found
 

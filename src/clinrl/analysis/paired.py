@@ -6,7 +6,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import ArtefactError
-from clinrl.intervals import Paired, paired, wilson
+from clinrl.intervals import Paired, paired, rate
+from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
 
@@ -41,7 +42,17 @@ ByMode = Mapping[str, Answers]
 def compare(a: Answers, b: Answers, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
     """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two took different exams."""
     comparable(a, b)
-    return tuple(paired_on(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in metrics)
+    alike = patients(get_task(a.task), a.clusters)
+    return tuple(paired_on(metric, b.name, a.golds, a.answers, b.answers, metrics, alike) for metric in metrics)
+
+
+def patients(task: Task, clusters: Sequence[str] | None) -> Sequence[str] | None:
+    """The clusters that paired tests take for alike: patients of imported cases who came more than once.
+
+    None for a task that names clusters of its own: its tests count cases until its next version, since reports in git
+    do.
+    """
+    return clusters if task.reporting.cluster is None else None
 
 
 def comparable(a: "Answers | EvalReport", b: "Answers | EvalReport") -> None:
@@ -72,21 +83,25 @@ def same_sampler(first: str, of_first: Mapping[str, str], second: str, of_second
 
 
 def between_modes(
-    golds: Sequence[Any], answers: Mapping[str, Sequence[Any]], metrics: Mapping[str, Share | Statistic]
+    golds: Sequence[Any],
+    answers: Mapping[str, Sequence[Any]],
+    metrics: Mapping[str, Share | Statistic],
+    alike: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Agreement of the modes of one version, and a paired test for each two of them. Empty for a single mode.
 
     `mode_agreement` is the share of all cases with the same readable answer in every mode: two unreadable answers do
-    not agree.
+    not agree. `alike` are the `patients` of the cases.
     """
     if len(answers) < 2:
         return {}
-    same = sum(not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in zip(*answers.values(), strict=True))
+    rows = zip(*answers.values(), strict=True)
+    same = [not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in rows]
     tests = {
-        f"{a}_{b}": {metric: paired_on(metric, b, golds, answers[a], answers[b], metrics) for metric in metrics}
+        f"{a}_{b}": {metric: paired_on(metric, b, golds, answers[a], answers[b], metrics, alike) for metric in metrics}
         for a, b in combinations(answers, 2)
     }
-    return {"mode_agreement": wilson(same, len(golds)), "between_modes": tests}
+    return {"mode_agreement": rate(same, alike), "between_modes": tests}
 
 
 def paired_on(
@@ -96,12 +111,14 @@ def paired_on(
     mine: Sequence[Any],
     theirs: Sequence[Any],
     metrics: Mapping[str, Share | Statistic],
+    alike: Sequence[str] | None = None,
 ) -> Paired:
-    """The paired test of one share on equal cases. Raises TypeError for a statistic."""
+    """The paired test of one share on equal cases, `alike` as for `between_modes`. Raises TypeError for a statistic."""
     kind = metrics[metric]
     if not isinstance(kind, Share):
         raise TypeError(f"{metric} is a statistic; paired tests are of shares")
     # A case outside a share's denominator is outside for both, since the denominator depends on gold alone.
     verdicts = [(kind.of(gold, a), kind.of(gold, b)) for gold, a, b in zip(golds, mine, theirs, strict=True)]
-    counted = [(bool(a), bool(b)) for a, b in verdicts if a is not None and b is not None]
-    return paired(metric, other, [a for a, _ in counted], [b for _, b in counted])
+    inside = [i for i, (a, b) in enumerate(verdicts) if a is not None and b is not None]
+    first, second = ([bool(verdicts[i][side]) for i in inside] for side in (0, 1))
+    return paired(metric, other, first, second, clusters=alike and [alike[i] for i in inside])

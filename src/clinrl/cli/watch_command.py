@@ -40,6 +40,8 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
         show(("version", *Finding.model_fields), rows, as_json=False)
     for one in found:
         alarms = f"alarm: {', '.join(one.alarms)}" if one.alarms else "no alarm"
+        if one.exposed is not None:
+            alarms += f"; {task.called(one.safety[0].feature)} are possible with {one.exposed:.0%} of the labels"
         alarms += f"; drift was not looked at: {one.unseen}" if one.unseen else ""
         echo(f"{one.version}: {one.requests} requests; {alarms}")
     return int(any(one.alarms for one in found))

@@ -281,8 +281,8 @@ class Watch(Section):
     margin: float = Field(default=0.05, gt=0, lt=1)
     """By how much a share of requests may differ from the exam's before it counts as drift, above 0 and below 1."""
     limit: float | None = Field(default=None, gt=0, lt=1)
-    """Share of harmful errors above which labels raise an alarm, above 0 and below 1. None: what the gate allows, which
-    may be none at all."""
+    """Share of harmful errors among all labels above which they raise an alarm, above 0 and below 1. None: what the
+    gate allows, which is meant for the exam's mix of patients, and may be none at all."""
     keep_days: Annotated[int, Field(ge=1, le=3660)] = 90
     """Days for which an answer waits for its label."""
     approver: str = ""

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from clinrl import paths
 from clinrl.analysis import alerts, baselines
 from clinrl.analysis.exam import Agreement, Estimates, EvalReport, build, column, row_metrics, seen_clauses, summary
-from clinrl.analysis.paired import Answers, between_modes, comparable, compare
+from clinrl.analysis.paired import Answers, between_modes, comparable, compare, patients
 from clinrl.analysis.run import Run
 from clinrl.artifacts import canonical_json, exclusive, seal, staged, write_json, write_text
 from clinrl.config.bases import EmbeddedBase
@@ -250,7 +250,7 @@ def write_reports(out: Path, run: Run, reports: Mapping[str, EvalReport]) -> Non
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))
         pairs = zip(run.golds, answers[mode], strict=True)
         _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
-    agreement = between_modes(run.golds, answers, task.compared)
+    agreement = between_modes(run.golds, answers, task.compared, patients(task, run.clusters))
     write_json(out / SUMMARY, summary(list(reports.values()), agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
     log = model.folder / HISTORY

@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, build, summary
-from clinrl.analysis.paired import between_modes, compare
+from clinrl.analysis.paired import between_modes, compare, patients
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
 from clinrl.config.params import Params
@@ -67,7 +67,7 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
         found[mode] = report
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
     ordered = {mode: answers[mode] for mode in _order(answers, written[BETWEEN_MODES])}
-    agreement = between_modes(run.golds, ordered, run.task.compared)
+    agreement = between_modes(run.golds, ordered, run.task.compared, patients(run.task, run.clusters))
     for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
         _check_same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
     return found

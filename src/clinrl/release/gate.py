@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.paired import ByMode, between_modes, comparable
+from clinrl.analysis.paired import ByMode, between_modes, comparable, patients
 from clinrl.artifacts import digest as digest_of
 from clinrl.config.base import Scale, unless
 from clinrl.config.change_plan import Protocol
@@ -201,8 +201,9 @@ def bounds(metric: str, limit: Limit, scale: Scale, values: Mapping[str, Estimat
 def _values(task: Task, metric: str, answers: ByMode) -> dict[str, Estimate | None]:
     """A metric by mode, or once for all modes if it is about their agreement."""
     if metric == "mode_agreement":
-        golds = next(iter(answers.values())).golds
-        agreement = between_modes(golds, {mode: given.answers for mode, given in answers.items()}, task.compared)
+        first = next(iter(answers.values()))
+        given = {mode: one.answers for mode, one in answers.items()}
+        agreement = between_modes(first.golds, given, task.compared, patients(task, first.clusters))
         return {BOTH_MODES: agreement.get("mode_agreement")}
     return {mode: value_of(task, metric, given) for mode, given in answers.items()}
 

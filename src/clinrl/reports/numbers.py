@@ -23,9 +23,14 @@ def decimal(estimate: Estimate | None, digits: int = 3) -> str:
     return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
+def spread(estimate: Estimate | None) -> str:
+    """The same as `decimal`, but of an interval without width, of which no draw differed, that there is none."""
+    return decimal(estimate) if not estimate or estimate.low < estimate.high else f"{estimate.value:.3f}, no interval"
+
+
 def counted(estimate: Estimate | None, n: int | None = None) -> str:
-    """A number with its interval, and its own n where it is not the given one; empty where there is none."""
-    return decimal(estimate) if not estimate or estimate.n == n else f"{decimal(estimate)}, n {estimate.n}"
+    """The same as `spread`, with its own n where it is not the given one; empty where there is no number."""
+    return spread(estimate) if not estimate or estimate.n == n else f"{spread(estimate)}, n {estimate.n}"
 
 
 def points(difference: Estimate) -> str:

@@ -74,7 +74,7 @@ def caveats(report: Compared) -> Iterator[str]:
         yield "No primary measure was registered before the runs: all tests explore."
     if any(report.published.values()):
         yield "Published figures are as printed. They are about other data and models, so they are not comparable."
-    if whole.clusters is not None:
+    if whole.clusters is not None and get_task(report.task).reporting.cluster is not None:
         yield (
             "McNemar's tests treat cases of one cluster as independent. Where they disagree with a test over clusters, "
             "trust the latter."

@@ -55,6 +55,10 @@ class Standing(Strict):
     """That nothing has drifted."""
     safety: tuple[Finding, ...]
     """None without a label that the safety metric is about, or without a gate that limits it."""
+    exposed: float | None
+    """Share of these labels with which the safety metric's error is possible at all, such as critical patients. Its
+    limit is a share of all labels, so that an alarm takes worse answers where there are fewer of these than in the
+    exam. None without such a finding."""
     alarms: tuple[str, ...]
     raised: tuple[str, ...]
     """Alarms that had their consequence."""
@@ -94,7 +98,8 @@ def standing(params: "Params", entry: Entry) -> Standing:
     alarms = [kind for kind, of in ((DRIFT, p), (SAFETY, chance)) if of <= settings.alpha]
     return Standing(
         version=entry.name, digest=entry.digest, requests=_sums(total)[counts.TEXT], drift=unlike, p=p, safety=harm,
-        alarms=tuple(alarms), raised=tuple(kind for kind in (DRIFT, SAFETY) if total[ALARM, kind]), unseen=unseen,
+        exposed=exposed(task_of(entry), total) if harm else None, alarms=tuple(alarms),
+        raised=tuple(kind for kind in (DRIFT, SAFETY) if total[ALARM, kind]), unseen=unseen,
     )  # fmt: skip
 
 
@@ -175,11 +180,9 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
 def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch) -> Found:
     """The safety metric on all labels that came, in any mode; without a limit on it, nothing."""
     name, limit = task.safety.metric, settings.limit or params.allowed_harm(task.name)
-    metric, is_bad = task.metrics[name], task.metrics[name].worse == "higher"
-    if limit is None or not isinstance(metric, Share) or task.episodes:  # nothing that is played is served
+    if limit is None or not isinstance(task.metrics[name], Share) or task.episodes:  # nothing that is played is served
         return NOTHING
-    answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]
-    of = {f"{gold} as {column(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
+    is_bad, of = task.metrics[name].worse == "higher", _verdicts(task)
     hits, n = [], []
     for day in days:
         verdicts = [(of.get(pair), k) for (feature, pair), k in day.items() if feature.startswith(counts.LABELLED)]
@@ -187,6 +190,25 @@ def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch
         n.append(sum(k for verdict, k in verdicts if verdict is not None))
     rows = [_Row(name, "yes" if is_bad else "no", None, limit, hits, n)] if sum(n) else []
     return _findings(rows, settings.alpha)
+
+
+def exposed(task: Task, total: Counts) -> float:
+    """The share of the labels with which some answer is an error that the safety metric counts."""
+    is_bad, verdicts = task.metrics[task.safety.metric].worse == "higher", _verdicts(task)
+    golds = {pair.partition(" as ")[0] for pair, verdict in verdicts.items() if verdict is is_bad}
+    counted = Counter[bool]()
+    for (feature, pair), k in total.items():
+        if feature.startswith(counts.LABELLED) and verdicts.get(pair) is not None:
+            counted[pair.partition(" as ")[0] in golds] += k
+    return _short(counted[True] / counted.total())
+
+
+def _verdicts(task: Task) -> dict[str, bool | None]:
+    """What the safety metric, a share, says of each pair of label and answer, by the name of its bucket."""
+    metric = task.metrics[task.safety.metric]
+    assert isinstance(metric, Share)
+    answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]
+    return {f"{gold} as {column(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
 
 
 def _sums(some: Counts) -> Counter[str]:
