@@ -265,6 +265,9 @@ def test_p_is_the_level_at_which_the_interval_ends_at_zero(mine, theirs):
     assert (back.estimate.value, back.estimate.low, back.p) == pytest.approx((-test.estimate.value, -high, test.p))
     share = average_difference(*sides, is_share=True)
     assert (share.estimate.low, share.estimate.high, share.p) == (max(-1.0, low), min(1.0, high), test.p)
+    mean_over_runs, share_over_runs = average(sides[0]), average(sides[0], is_share=True)
+    assert share_over_runs.low == max(0.0, mean_over_runs.low)
+    assert share_over_runs.high == min(1.0, mean_over_runs.high)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(2, 0), (3, 0), (2, 5), (5, 5)])
@@ -291,6 +294,8 @@ def test_few_clusters_are_known_as_badly_as_they_are():
     test = average_difference(runs_of_means([values], clusters), base)
     assert test.spread.cases == pytest.approx(numpy.var(range(5), ddof=1) / 5, rel=0.1)
     assert test.spread.cases_df == 4
+    two = average_difference(runs_of_means([[0.0, 1.0]], ["a", "b"]), runs_of_means([[0.0, 0.0]], ["a", "b"]))
+    assert two.spread.cases_df == 1
 
 
 def test_cases_outside_a_run_count_in_others_only():

@@ -249,6 +249,12 @@ def test_of_imported_rows_all_that_does_not_show_is_caught(hidden: str) -> None:
     assert HIDDEN_CHARACTERS in [shape for shape in shapes if re.search(shape, f"A patient {hidden} in pain.")]
 
 
+def test_imported_rows_are_held_to_all_that_is_computed_but_the_label() -> None:
+    suites = (validate.row_suite(get_task("esi"), imported=imported) for imported in (False, True))
+    drawn, imported = ({rule.arguments["column"] for rule in suite} for suite in suites)
+    assert COMPUTED.keys() & drawn - imported == {"label_reproduced"}
+
+
 @pytest.mark.parametrize(
     ("row", "column"),
     [

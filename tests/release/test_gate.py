@@ -1,5 +1,6 @@
 """The gate: every limit on its own, safety first, and never against another exam."""
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,10 @@ from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.release.budget import Look
+from clinrl.release.form import paired_change
 from clinrl.release.gate import BOTH_MODES, Decision, decide
 from clinrl.tasks.base import get_task
+from clinrl.tasks.parts import EXACT_SHARE
 from clinrl.types import Unreadable
 
 TASK = get_task("esi")
@@ -263,6 +266,16 @@ def test_more_exact_answers_do_not_excuse_more_harm_than_the_bag_of_words():
     assert judge(gate(), both("v2", wrong(1))).promote  # one of a hundred may be chance
 
 
+def test_harm_may_be_a_measure_that_is_worse_when_lower():
+    task = copy(TASK)
+    task.safety = replace(TASK.safety, metric="high_risk_sensitivity")
+    missed = wrong(10, to=3, level=2)
+    limit = "not worse than bag of words, paired"
+    decision = judge(gate(), both("v2", missed), task=task)
+    assert refused(decision) == [("high_risk_sensitivity", mode, limit) for mode in MODES]
+    assert judge(gate(), both("v2", GOLDS), task=task).promote
+
+
 def test_without_a_bag_of_words_nothing_is_decided():
     for simple in ({}, {"always 2": [2] * 100}):
         with pytest.raises(ArtefactError, match=r"v2 was not held against the bag of words.* `dvc pull`"):
@@ -376,6 +389,11 @@ def test_a_measure_that_no_case_is_about_refuses():
     decision, lost = compared(same, both("v1", golds, golds=golds), superior="recall_level_1")
     assert lost == [("recall_level_1", BOTH_MODES)]
     assert "recall_level_1 could not be measured against the champion; it must be better" in decision.reasons
+    decision = judge(gate(recall_level_1=Limit(may_fall=0.0)), same, both("v1", golds, golds=golds))
+    assert "the change of recall_level_1 (think) could not be measured; it may fall by 0" in decision.reasons
+    task = copy(TASK)
+    task.reporting = replace(TASK.reporting, approval=("recall_level_1",))
+    assert not any(row.metrics or row.ahead for row in judge(gate(), same, same, task=task).rows)
 
 
 def test_another_measure_may_not_be_worse_by_its_margin():
@@ -387,6 +405,11 @@ def test_another_measure_may_not_be_worse_by_its_margin():
     assert "the plan asks for less than 0.05" in decision.reasons[-1]
     decision, lost = compared(candidate, champion, superior="critical_under", not_worse={"exact": 0.2})
     assert (decision.promote, lost) == (True, [])
+    assert decision.reasons[0].endswith("compared with v1 case by case")
+    change = paired_change(EXACT_SHARE, "exact", candidate["think"], champion["think"], 1 - 2 * LOOK.level)
+    margin = -change.low
+    decision, lost = compared(candidate, champion, superior="critical_under", not_worse={"exact": margin})
+    assert (decision.promote, lost) == (False, [("exact", "think"), ("exact", "direct")])
 
 
 def test_a_decision_without_a_look_has_the_form_that_it_had():

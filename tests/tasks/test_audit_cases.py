@@ -119,6 +119,7 @@ def test_without_a_threshold_comorbidity_does_not_matter():
     [
         ({"age_years": 39}, AGE, ("lower",)),
         ({"age_years": 71}, AGE, ("upper",)),
+        ({"age_years": 70}, AGE, ("lower", "upper")),
         ({}, AGE, ("lower", "upper")),
         ({}, TEMPORAL, ("death",)),
         ({"treatment_day": 122}, WINDOW, ("standard",)),

@@ -385,6 +385,7 @@ def test_a_parsers_bug_is_refused() -> None:
 
 
 @example(Reward(floor=-5.0), ["severe_pain", "open_injury"])
+@example(Reward(unreadable=-9.0), ["severe_pain"])
 @given(rewards | arms, st.lists(st.sampled_from(RULE_IDS), max_size=4))
 def test_a_refined_reward_pays_its_levels_as_before_and_silence_the_least(reward: Reward, rules: list[str]) -> None:
     found = refined(reward, rules)
@@ -395,3 +396,5 @@ def test_a_refined_reward_pays_its_levels_as_before_and_silence_the_least(reward
     for rule in set(MODIFIERS).intersection(rules):
         assert getattr(found.modifiers, f"{rule}_miss") < 0
     assert found == reward or found.unreadable_is_worst
+    if found.model_copy(update={"unreadable": reward.unreadable}).unreadable_is_worst:
+        assert found.unreadable == reward.unreadable

@@ -103,7 +103,7 @@ presentations = st.builds(
         ({"hr_bpm": 110}, 2, "danger_vitals"),
         ({"spo2_pct": 91}, 2, "danger_vitals"),
         ({"spo2_pct": 91, "baseline_spo2_pct": 90}, 5, "resources_none"),
-        ({"spo2_pct": 91, "baseline_spo2_pct": 94}, 2, "danger_vitals"),  # 94 is no low baseline
+        ({"spo2_pct": 91, "baseline_spo2_pct": 92}, 2, "danger_vitals"),  # 92 is no low baseline
         ({"spo2_pct": 85, "baseline_spo2_pct": 89}, 2, "danger_vitals"),
         ({"spo2_pct": 86, "baseline_spo2_pct": 89}, 5, "resources_none"),
         ({"spo2_pct": 92}, 5, "resources_none"),

@@ -43,6 +43,7 @@ from clinrl.tasks.esi.triggers import done_intervention, open_injury, pain_0_10,
         "Intubated x2 attempts by EMS, tube confirmed",
         "PMH asthma. Intubated twice on scene, second tube good",
         "In May was intubated on scene",
+        "Not responding to her name or loud voice on scene intubated",
     ],
 )
 def test_an_intervention_is_done(narrative: str) -> None:

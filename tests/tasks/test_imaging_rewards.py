@@ -156,6 +156,21 @@ def test_a_gate_that_is_shut_asks_nothing():
     assert requests(case, turn, CORRECTED["llm-eval"]) == requests(case, turn, CORRECTED["custom-embedding"]) == ()
     assert requests(case, turn, PUBLISHED["llm-eval"])
     assert requests(case, turn, ARMS["ungated"])
+    assert requests(case, turn, Reward(judge=Judged(reader="corrected", gated=False, weight=0.0))) == ()
+
+
+@pytest.mark.parametrize("arm", ["ungated", "second judge"])
+def test_good_reasons_without_a_label_earn_nothing(arm):
+    reward, case = ARMS[arm], known()[0]
+    silent = said("", " ".join(case.key.reasoning))
+    assert requests(case, silent, reward) == ()
+    assert earned(reward, case, silent).total == reward.unreadable
+
+
+def test_what_is_paid_without_a_label_is_in_the_declared_range():
+    reward = ARMS["published, all ungated"]
+    # Silence, and right, with the judge's 5 and the similarity's 0.3 against it and for it.
+    assert (reward.low, reward.high) == pytest.approx((-1 - 5.3, 1 + 5.3))
 
 
 def test_the_published_judge_reads_the_whole_turn_without_a_thought():

@@ -24,9 +24,10 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig
 import dolls
 from bench import grpo_loss
 from clinrl import paths
+from clinrl.errors import TrainingError
 from clinrl.models import pretrain
 from clinrl.training import callback, launch, loss, scores
-from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, largest_gap
+from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, going_on, largest_gap
 from clinrl.types import Manifest
 
 FAMILIES = ("qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2")))
@@ -512,6 +513,26 @@ def test_episodes_go_on_from_their_turn_before_and_a_step_from_none(monkeypatch)
     with pytest.raises(StopIteration):
         trainer._generate([])
     assert given == [None, "a", None, "c"]
+
+
+def test_rows_go_on_in_the_order_of_the_turn_before():
+    before = [(0, [1, 2]), (1, [1, 3]), (2, [1, 4])]
+    assert going_on(before, [[1, 2, 9], [1, 4, 9]]) == [before[0], before[2]]
+    assert going_on(before, []) == []
+    for prompts in ([[1, 5, 9]], [[1, 4, 9], [1, 2, 9]], [[1, 2, 9], [1, 2, 9]]):
+        with pytest.raises(TrainingError, match="does not go on from the one before"):
+            going_on(before, prompts)
+
+
+def test_a_turn_has_the_room_that_the_longest_left_episode_has():
+    trainer = trainer_of("qwen3")
+    assert trainer.turn_budget([[5, 6]]) == trainer.max_completion_length
+    trainer.tools, trainer.scale, trainer.max_completion_length = ["look up"], "full", 10
+    assert trainer.turn_budget([[5, 6], [7, 8, 9]]) == 10
+    assert trainer.turn_budget([[5, 6, 1, 1, 1, 1], [7, 8, 9, 1, 1, 1]]) == 7
+    trainer.turn_tokens = 3
+    assert trainer.turn_budget([[5, 6, 1, 1, 1, 1], [7, 8, 9, 1, 1, 1]]) == 3
+    assert trainer.turn_budget([[5, 6, *[1] * 12]]) == 1
 
 
 @contextmanager

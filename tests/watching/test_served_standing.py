@@ -1,7 +1,10 @@
 """Drift against an exam: cases like its own raise no alarm, other texts do, and what is drawn alike rarely does."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,12 @@ from clinrl.registry import versions
 from clinrl.tasks.base import get_task
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
+<<<<<<< HEAD
 from clinrl.watching.standing import drift, exposed, safety, standing
+=======
+from clinrl.watching.sequential import evidence
+from clinrl.watching.standing import drift, safety, standing
+>>>>>>> 6520da5acc1c57596ec1b8cfa1afff3a86649140
 
 TASK = get_task("esi")
 STRANGERS = (Path(__file__).parents[1] / "strangers.txt").read_text(encoding="utf-8").splitlines()
@@ -95,6 +103,14 @@ def test_what_is_not_served_yet_is_tested_with_the_rest(exam: Any) -> None:
     assert drift(whole, more, Watch())[1] > drift(whole, known, Watch())[1]
 
 
+def test_p_of_a_finding_pays_for_all_that_is_tested() -> None:
+    """Four rows, a bucket and what is beside it twice, and the half of alpha that the exam's bounds take."""
+    known, lived = Counts({("one", "a"): 100, ("one", "b"): 100}), Counts({("one", "a"): 55, ("one", "b"): 5})
+    ((row,), _) = drift([lived], known, Watch())
+    alone = math.exp(-evidence([[55]], [[60]], [row.limit])[0])
+    assert row.p == pytest.approx(alone * 4 * 2, rel=0.1)
+
+
 def test_the_readings_of_a_note_are_its_vital_signs() -> None:
     for case in TASK.cases(60, 3, pool="base", mix="natural"):
         patient, found = case.key.presentation, TASK.reporting.readings(case.facts.narrative)
@@ -123,6 +139,14 @@ def test_the_safety_metric_is_held_against_the_limit_of_the_gate(pairs: dict[str
     assert (p <= 0.05) == alarm
     assert all((row.feature, row.limit) == ("critical_under", 0.35) for row in found)
     assert all((row.low > row.limit) == alarm for row in found)
+
+
+def test_cases_that_a_safety_metric_is_not_about_do_not_dilute_it() -> None:
+    task = copy(TASK)
+    task.safety = replace(TASK.safety, metric="high_risk_sensitivity")
+    ((row,), p) = safety(examined.params(), task, labelled(_1_as_3=20, _2_as_2=10, _4_as_4=300), Watch(limit=0.35))
+    assert (row.bucket, row.n) == ("no", 30)
+    assert p <= 0.05
 
 
 def test_a_limit_of_the_watch_counts_instead_of_the_gate_s() -> None:
@@ -167,7 +191,8 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     params, champion, candidate = champions.params(), versions.find("esi", "v1"), versions.find("esi", "v2")
-    reader, _ = counts.reference(params, "v1", champion.digest)
+    reader, known = counts.reference(params, "v1", champion.digest, [counts.shadow("v1", champion.digest)])
+    assert {bucket for feature, bucket in known if counts.SHADOW in feature} == {counts.SAME}
     asked = {(counts.shadow("v2", candidate.digest) + "direct", counts.SAME): 20}
     store.add("esi", champion.digest, sum(map(reader.read, STRANGERS * 10), Counts(asked)), {}, 90)
     with_both = standing(params, champion)

@@ -1,5 +1,6 @@
 """What is kept of answers: numbers under hashes, once, and not for ever."""
 
+import sqlite3
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ def test_the_file_is_private_and_each_has_a_key_of_its_own() -> None:
         assert paths.watched(model).stat().st_mode & 0o077 == 0
     with store._opened("esi") as one, store._opened("imaging") as other:
         assert one.execute("SELECT id FROM answers").fetchone() != other.execute("SELECT id FROM answers").fetchone()
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged() -> None:
+    paths.watched("esi").mkdir(parents=True)
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        store.add("esi", "v", Counts(KEYS), {}, 90)
 
 
 @pytest.mark.parametrize("damaged", ["first", "last"])

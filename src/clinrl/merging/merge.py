@@ -217,7 +217,7 @@ def _copy(source: Path, out: Path, names: Sequence[str]) -> None:
 
 def _share(tally: Mapping[str, tuple[float, float]]) -> float | None:
     """The root of what was lost over what there was; both are sums of squares by name."""
-    lost, size = (math.fsum(tally[name][i] for name in sorted(tally)) for i in (0, 1))
+    lost, size = (math.fsum(sums[i] for sums in tally.values()) for i in (0, 1))  # exact, in whatever order
     return math.sqrt(lost / size) if size else None
 
 
