@@ -22,12 +22,8 @@ from clinrl.registry import versions
 from clinrl.tasks.base import get_task
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
-<<<<<<< HEAD
-from clinrl.watching.standing import drift, exposed, safety, standing
-=======
 from clinrl.watching.sequential import evidence
-from clinrl.watching.standing import drift, safety, standing
->>>>>>> 6520da5acc1c57596ec1b8cfa1afff3a86649140
+from clinrl.watching.standing import drift, exposed, safety, standing
 
 TASK = get_task("esi")
 STRANGERS = (Path(__file__).parents[1] / "strangers.txt").read_text(encoding="utf-8").splitlines()
