@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-from clinrl.reports import model_card
+from clinrl.reports import model_card, numbers
 from clinrl.reports.render import each, fenced, head, quoted, render, row, table
+from clinrl.types import Estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "src/clinrl/reports/templates"
@@ -114,3 +115,10 @@ def test_no_number_of_a_dossier_is_typed_by_hand(path):
     """Digits in expressions are none either: a value is looked up by its key."""
     typed = [line for line in CITED.sub("", path.read_text(encoding="utf-8")).splitlines() if re.search(r"\d", line)]
     assert typed == []
+
+
+def test_an_interval_of_no_width_is_none_on_a_page():
+    flat, wide = (Estimate(value=1.0, low=low, high=1.0, n=140) for low in (1.0, 0.9))
+    assert [numbers.percent(flat), numbers.decimal(flat)] == ["100.0%, no interval", "1.000, no interval"]
+    assert numbers.counted(flat, 100) == "1.000, no interval, n 140"
+    assert [numbers.percent(wide), numbers.decimal(wide)] == ["100.0% [90.0, 100.0]", "1.000 [0.900, 1.000]"]

@@ -131,5 +131,4 @@ def _worst(task: Task, report: EvalReport) -> str:
         if metric in estimates and estimates[metric].value > 0
     ]
     found.sort(key=lambda pair: (-pair[0].value, pair[1]))
-    shown = [(percent(share) if share.low < share.high else f"{share.value:.1%}", share.n, of) for share, of in found]
-    return "; ".join(f"{name}: {share} of {n}" for share, n, name in shown[:WORST]) or "none"
+    return "; ".join(f"{name}: {percent(share)} of {share.n}" for share, name in found[:WORST]) or "none"

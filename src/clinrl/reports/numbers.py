@@ -13,24 +13,22 @@ if TYPE_CHECKING:
 
 def percent(estimate: Estimate) -> str:
     """A share in per cent with its interval."""
-    return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    return f"{100 * estimate.value:.1f}%{_interval(100 * estimate.low, 100 * estimate.high, 1)}"
 
 
 def decimal(estimate: Estimate | None, digits: int = 3) -> str:
     """A number with its interval; empty where there is none."""
-    if not estimate:
-        return ""
-    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    return f"{estimate.value:.{digits}f}{_interval(estimate.low, estimate.high, digits)}" if estimate else ""
 
 
-def spread(estimate: Estimate | None) -> str:
-    """The same as `decimal`, but of an interval without width, of which no draw differed, that there is none."""
-    return decimal(estimate) if not estimate or estimate.low < estimate.high else f"{estimate.value:.3f}, no interval"
+def _interval(low: float, high: float, digits: int) -> str:
+    """The ends in brackets, or that there is no interval: one without width holds no more than what was measured."""
+    return f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else ", no interval"
 
 
 def counted(estimate: Estimate | None, n: int | None = None) -> str:
-    """The same as `spread`, with its own n where it is not the given one; empty where there is no number."""
-    return spread(estimate) if not estimate or estimate.n == n else f"{spread(estimate)}, n {estimate.n}"
+    """A number with its interval, and its own n where it is not the given one; empty where there is none."""
+    return decimal(estimate) if not estimate or estimate.n == n else f"{decimal(estimate)}, n {estimate.n}"
 
 
 def points(difference: Estimate) -> str:
@@ -56,7 +54,7 @@ def plain(value: float) -> str:
 
 def ranged(estimate: Mapping[str, float]) -> str:
     """Value and interval."""
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return f"{estimate['value']:.3f}{_interval(estimate['low'], estimate['high'], 3)}"
 
 
 def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = None) -> str:

@@ -139,9 +139,8 @@ def environment(folder: Path) -> "Environment":
     )  # fmt: skip
     environment.filters |= {
         "row": row, "head": head, "each": each, "cells": cells, "quoted": quoted, "fenced": fenced,
-        "percent": numbers.percent, "decimal": numbers.decimal, "counted": numbers.counted, "spread": numbers.spread,
-        "points": numbers.points, "p_value": numbers.p_value,
-        "p_is": numbers.p_is, "ranged": numbers.ranged, "metric": numbers.metric,
+        "percent": numbers.percent, "decimal": numbers.decimal, "counted": numbers.counted, "points": numbers.points,
+        "p_value": numbers.p_value, "p_is": numbers.p_is, "ranged": numbers.ranged, "metric": numbers.metric,
     }  # fmt: skip
     environment.globals |= {
         "get_task": get_task, "results": results, "product": product,
