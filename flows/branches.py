@@ -12,13 +12,12 @@ from clinrl import paths
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.provenance.lock import LOCK
+from clinrl.release import audit_log
 from clinrl.runtime.dvc_command import HEAD, Stages, blocks_of
 from flows.clone import Away, git
 
-PLAIN = "100644"
-"""Git's mode of a file that is no link and no program."""
-GONE = "000000"
-"""That of one which was removed."""
+PLAIN, GONE = "100644", "000000"
+"""Git's modes of a file that is no link and no program, and of one that was removed."""
 OBEYED = re.compile(r"(^|/)(dvc\.yaml|\.git[a-z]+|\.dvc[a-z]*)$|\.dvc$")
 """Files that git or DVC reads in any folder."""
 BUILT = "built"
@@ -68,22 +67,26 @@ def go_on(of: str, may_change: Collection[str]) -> None:
     if not offers(of):
         return
     git("fetch", "--quiet", "origin", f"refs/heads/{of}")
-    _check(of, git("merge-base", "HEAD", "FETCH_HEAD"), "FETCH_HEAD", may_change)
     before = git("rev-parse", "HEAD")
     try:
-        git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
-    except Refused:
-        if Path(git("rev-parse", "--git-path", "MERGE_HEAD")).exists():
-            git("merge", "--abort")
-        raise Refused(
-            f"branch {of} does not merge with {git('rev-parse', '--short', 'HEAD')}: both changed the same; merge it "
-            f"by hand, or give it up with `git push origin --delete {of}`"
-        ) from None
-    try:  # of several commits in common git names one: against that alone, what another brought could be taken back
+        _check(of, git("merge-base", "HEAD", "FETCH_HEAD"), "FETCH_HEAD", may_change)
+        try:
+            git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
+        except Refused:
+            raise Refused(
+                f"branch {of} does not merge with {before[:7]}: both changed the same; merge it by hand, or give it up "
+                f"with `git push origin --delete {of}`"
+            ) from None
+        # Of several commits in common git names one: against that alone, what another brought could be taken back.
         _check(of, before, "HEAD", may_change)
-    except Refused:
+    except Refused as error:
         git("reset", "--quiet", "--hard", before)
-        raise
+        if not audit_log.is_longer_at(log := paths.audit_log(), "FETCH_HEAD"):
+            raise
+        raise Refused(  # as after a push by force: with the branch, who was approved would be lost
+            f"{error}. It has lines of {log} that are nowhere else; first `git fetch origin {of}`, "
+            f"`git show FETCH_HEAD:./{log} > {log}`, and commit them"
+        ) from None
 
 
 def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_shared: bool = False) -> list[str]:

@@ -54,8 +54,8 @@ SENT = "{} sent on day {}"
 def watch(task: str) -> State[None]:
     """Look at the counts of a task's champion, and send an event for each kind of alarm that nothing has followed yet.
 
-    Harm is sent at each look until a rollback has followed, drift on `DAYS` days until a retraining has begun: an event
-    may be lost.
+    Harm is sent at each look until a rollback has followed, and once a day where a person has to decide; drift on
+    `DAYS` days until a retraining has begun: an event may be lost.
     """
     runs.begin()
     params = load_params()
@@ -67,16 +67,18 @@ def watch(task: str) -> State[None]:
     found = standing(params, champion)
     new = [kind for kind in found.alarms if kind not in found.raised]
     for kind in new:
-        get_run_logger().warning("alarm: %s of %s", kind, champion.name)
+        why = left_to_a_person(params, task, champion) if kind == SAFETY else ""
+        get_run_logger().warning("alarm: %s of %s", kind, why or champion.name)
         if os.environ.get(servers.PRIVATE):  # where nothing acts on an event
             continue
         today = store.today()
         sent = [day for day in range(today - DAYS, today + 1) if was_acted_on(champion, SENT.format(kind, day))]
-        if kind == DRIFT and today in sent:
+        if (kind == DRIFT or why) and today in sent:
             continue
         emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
-        if kind == DRIFT:
-            note(params, champion, DRIFT if len(sent) + 1 == DAYS else SENT.format(kind, today))
+        if kind == DRIFT or why:
+            is_last = kind == DRIFT and len(sent) + 1 == DAYS
+            note(params, champion, DRIFT if is_last else SENT.format(kind, today))
     unseen = f"; drift was not looked at: {found.unseen}" if found.unseen else ""
     return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm{unseen}")
 
@@ -89,6 +91,22 @@ def note_drift(params: Params, task: str) -> None:
     found = standing(params, champion)
     if DRIFT in found.alarms and DRIFT not in found.raised:
         note(params, champion, DRIFT)
+
+
+def left_to_a_person(params: Params, task: str, champion: Entry) -> str:
+    """Why a champion that is above its limit is not rolled back by itself; empty if it is."""
+    lines = audit_log.lines(params)
+    if not settings_of(params, task).approver:
+        return (
+            f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
+            f"`clinrl rollback {task} --approver NAME`"
+        )
+    before = versions.by_digest(task, recorded_before(task, lines, champion.digest))
+    if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
+        return f"{champion.name} is above its limit, and so was {before.name}; a person must decide"
+    if before and (person := rolled_back_by(task, lines, before.digest)):
+        return f"{champion.name} is above its limit, and {person} rolled {before.name} back; a person must decide"
+    return ""
 
 
 @flow(flow_run_name="rollback-{task}")
@@ -109,19 +127,9 @@ def rollback(task: str) -> State[None]:
     is_done = champion is not None and (champion.digest in once or was_acted_on(champion, SAFETY))
     if champion is None or is_done or not is_harmful(params, champion):
         return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
+    if why := left_to_a_person(params, task, champion):
+        raise GateError(why)
     approver = settings_of(params, task).approver
-    if not approver:
-        raise GateError(
-            f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
-            f"`clinrl rollback {task} --approver NAME`"
-        )
-    before = versions.by_digest(task, recorded_before(task, lines, champion.digest))
-    if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
-        raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
-    if before and (person := rolled_back_by(task, lines, before.digest)):
-        raise GateError(
-            f"{champion.name} is above its limit, and {person} rolled {before.name} back; a person must decide"
-        )
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
     note(params, champion, SAFETY)
     return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")

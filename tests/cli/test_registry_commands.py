@@ -63,7 +63,7 @@ def test_from_registered_to_champion_and_back(run):
     assert (code, row["version"]) == (0, "v1")
 
     code, _, said = run("rollback", "esi", "--approver", "Ada Lovelace")
-    assert (code, said) == (1, "clinrl: esi has no previous to roll back from or to\n")
+    assert (code, said) == (1, "clinrl: esi had no champion before v1; there is nothing to roll back to\n")
 
 
 def test_an_approval_that_was_made_elsewhere_is_given_as_a_token(run, capsys):

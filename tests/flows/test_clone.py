@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -609,6 +610,32 @@ def test_a_run_goes_on_with_a_branch_that_nobody_merged_and_with_what_people_did
     assert [git("show", f"FETCH_HEAD:data/reports/v{i}.json") for i in (1, 2)] == ["1", "2"]
     assert git("show", "FETCH_HEAD:src/code.py") == "newer"
     git("merge", "-q", "--ff-only", "FETCH_HEAD")
+
+
+def test_a_branch_that_is_refused_after_a_push_by_force_keeps_its_lines_of_the_audit_log(checkout: Path) -> None:
+    """What a person would lose by deleting the branch."""
+    log, author = paths.audit_log(), ("-c", "user.name=a", "-c", "user.email=a@b")
+    write_text(log, "one\n")
+    write_text(Path("src/code.py"), "newer")
+    git("add", "--all")
+    git(*author, "commit", "-qm", "newer")
+    git("push", "-q", "origin", "main")
+    retrained((str(log), "one\ntwo\n"))
+    git("reset", "-q", "--hard", "HEAD^")
+    write_text(log, "one\n")
+    git("add", "--all")
+    git(*author, "commit", "-qm", "another")
+    git("push", "-qf", "origin", "main")
+    with pytest.raises(Refused, match=r"changes src/code\.py, .* It has lines of .* nowhere else") as refused:
+        retrained()
+    for command in re.findall(r"`(git [^`]+)`", str(refused.value)):
+        subprocess.run(command, shell=True, check=True)
+    git(*author, "commit", "-qam", "taken over")
+    git("push", "-q", "origin", "main")
+    with pytest.raises(Refused) as refused:
+        retrained()
+    assert "nowhere else" not in str(refused.value)
+    assert log.read_text() == "one\ntwo\n"
 
 
 def test_a_branch_may_add_to_the_audit_log_and_take_nothing_from_it(checkout: Path) -> None:

@@ -166,6 +166,25 @@ def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released
     assert champion() == "v1"
 
 
+def test_harm_that_a_person_has_to_decide_on_is_sent_once_a_day(
+    released: None, prefect: None, sent: Any, monkeypatch: Any
+) -> None:
+    """Each event starts a rollback that fails."""
+    from flows.watch import watch
+
+    harm("v1")
+    settle("")
+    day = store.today()
+    for days, events in ((0, 1), (0, 1), (1, 2), (9, 3)):
+        monkeypatch.setattr(store, "today", lambda day=day + days: day)
+        assert "safety new alarm" in run(watch)
+        assert sent == [("clinrl.safety", "clinrl.served.esi")] * events
+    settle(champions.ADA)
+    for events in (4, 5):  # somebody may answer it now
+        run(watch)
+        assert len(sent) == events
+
+
 @pytest.mark.parametrize("is_promoted_anew", [False, True])
 def test_what_a_person_rolled_back_does_not_come_back_by_itself(
     released: None, prefect: None, is_promoted_anew: bool

@@ -635,6 +635,17 @@ def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champio
     assert holder("esi", "previous") == find("esi", "v1") == find("esi", "champion")
 
 
+def test_an_older_version_that_is_registered_again_is_no_candidate_in_place_of_a_newer_one(project, first):
+    """As a retraining does whose run was deleted."""
+    register(project, "v2")
+    assert register(project, "v1").aliases == ()
+    assert holder("esi", "candidate").name == "v2"
+    point("esi", "candidate", None)
+    tag(first, {"approver": "Ada Lovelace"})  # it was champion, and was perhaps rolled back
+    assert register(project, "v1").aliases == ()
+    assert holder("esi", "candidate") is None
+
+
 def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(project, first):
     with connect() as client:
         client.delete_model_version("esi", "1")

@@ -191,6 +191,17 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
 
 
 @after("v1")
+def test_a_rollback_needs_no_previous_in_the_registry(params):
+    versions.point("esi", "previous", None)
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
+    assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
+    versions.point("esi", "previous", None)
+    versions.point("esi", "champion", versions.find("esi", "v3"))  # by hand
+    with pytest.raises(GateError, match="v3 has the name of a champion of esi"):
+        promotion.rollback(params, "esi", approver=ADA)
+
+
+@after("v1")
 def test_after_a_rollback_a_promotion_is_told_again(params):
     promotion.rollback(params, "esi", approver=ADA)
     promoted(params, "v1")
@@ -224,7 +235,7 @@ def test_full_models_have_a_champion_of_their_own(params):
     entry = examined.promote(params, "v2-full", ADA, decision)
 
     assert (entry.model, entry.aliases, champion()) == ("esi-merged", ("champion",), "v1")
-    with pytest.raises(GateError, match="esi-merged has no previous to roll back"):
+    with pytest.raises(GateError, match="esi-merged had no champion before v2-full; there is nothing to roll back to"):
         promotion.rollback(params, "esi-merged", approver=ADA)
     examined.promote(params, "v1", ADA, decisions.decide(params, "v1"))
     assert kinds() == ["decision", "approval", "promotion"] * 2 + ["decision"]  # v1 against itself, already champion
@@ -496,7 +507,7 @@ def test_what_cannot_be_decided_is_said(params):
     with pytest.raises(GateError, match="no champion to roll back"):
         promotion.rollback(params, "esi", approver=ADA)
     promoted(params, "v2")
-    with pytest.raises(GateError, match="no previous to roll back"):
+    with pytest.raises(GateError, match="esi had no champion before v2; there is nothing to roll back to"):
         promotion.rollback(params, "esi", approver=ADA)
 
 

@@ -270,6 +270,24 @@ def test_the_end_removes_a_copy_that_is_being_made_and_no_other_is_begun(project
     assert not place.exists()
 
 
+def test_the_copies_of_a_server_that_was_killed_are_removed_at_the_next_start(
+    project: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (copies := tmp_path / "copies").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(copies))
+    killed, running = (Live(project, "esi", Local("embedded", 1), 60.0) for _ in range(2))
+    for live in (killed, running):
+        live.renew()
+    held = [*running._places]
+    assert held
+    assert sorted(copies.iterdir()) == sorted([*killed._places, *held])
+    for lock in killed._places.values():
+        os.close(lock)  # as the kernel does
+    Live(project, "esi", Local("embedded", 1), 60.0)
+    assert [*copies.iterdir()] == held
+    running.end()
+
+
 def test_a_candidate_that_is_refused_while_it_serves_loses_its_name(project: Any, capfd: Any) -> None:
     live = Live(project, "esi", Local("embedded", 1), 0.0)
     live.renew()

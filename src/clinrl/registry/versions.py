@@ -66,7 +66,7 @@ def register(params: Params, name: str) -> Entry:
     Its run gets the recipe, every metric of every mode with its interval, the training history by step, the data sets,
     reports, plots, card and pages of proofs; its model version the adapter with its base (or the full model) and all
     that loading needs. A model that is there and would be refused is sent anew; a server's is fetched whole to see
-    that. It becomes the `candidate` unless it was refused, is the champion, or was trained on a waiver.
+    that. It becomes the `candidate` unless it was refused, was champion, was trained on a waiver, or a newer one is.
 
     Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, Busy if the same
     name is being registered, and RegistryError if MLflow did not do its part; the same call then completes it.
@@ -96,8 +96,7 @@ def _complete_entry(made: Recorded) -> Entry:
             client.set_terminated(run.info.run_id, "FINISHED")
         aliases = _aliases(client, made.model.registered) or {}
         entry = _entry(version, aliases)
-        may_run = entry.tags.get(GATE) != REFUSED and "waiver" not in made.tags
-        if may_run and not {CHAMPION, CANDIDATE} & set(entry.aliases):
+        if "waiver" not in made.tags and _is_next(client, entry, aliases):
             client.set_registered_model_alias(made.model.registered, CANDIDATE, str(entry.number))
             aliases |= {CANDIDATE: str(entry.number)}
         # Last: whoever reads it may take it that nothing of this examination is missing.
@@ -105,6 +104,18 @@ def _complete_entry(made: Recorded) -> Entry:
             client.set_model_version_tag(made.model.registered, version.version, EXAMINED, reports_digest(made.reports))
             version = client.get_model_version(made.model.registered, version.version)
     return _entry(version, aliases)
+
+
+def _is_next(client: "MlflowClient", entry: Entry, aliases: Mapping[str, str]) -> bool:
+    """Whether a version becomes the candidate: not if it was refused or champion already, nor in place of a newer one.
+
+    Registering also fills in what was lost, such as the run of a version of long ago. Of one name that is the candidate
+    whose files are here now.
+    """
+    if entry.tags.get(GATE) == REFUSED or "approver" in entry.tags or {CHAMPION, CANDIDATE} & set(entry.aliases):
+        return False
+    held = aliases.get(CANDIDATE, "0")
+    return int(held) < entry.number or client.get_model_version(entry.model, held).tags.get("version") == entry.name
 
 
 def reports_digest(reports: Mapping[str, "EvalReport"]) -> str:

@@ -137,6 +137,13 @@ def check_committed(path: Path) -> None:
             raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
 
 
+def is_longer_at(path: Path, commit: str) -> bool:
+    """Whether git has the file at a commit with every line that is here, and with more."""
+    shown = subprocess.run(["git", "show", f"{commit}:./{os.path.relpath(path)}"], capture_output=True, check=False)
+    held = path.read_bytes() if path.exists() else b""
+    return shown.returncode == 0 and shown.stdout != held and shown.stdout.startswith(_whole(held))
+
+
 def lines(params: "Params") -> list[Entry]:
     """The entries of the project's own file, with the keys that count in it. Raises as `read`."""
     return read(paths.audit_log(), trusted_keys(params))

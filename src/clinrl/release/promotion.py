@@ -154,16 +154,16 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
 
     With `of`, the digest of the champion that it is about, nobody looked at this case: `approver` agreed beforehand,
     and the audit log says so. The same call completes one that was killed half way. Where a promotion was killed while
-    both names were one version's, the audit log says which was champion before. Raises GateError if there is no
-    previous champion, if the registry lost it, if the champion is another than `of`, if the audit log does not know
-    that the previous one ever was champion, or if `approver` is no name; SignatureError if this machine's key is not
-    that person's; Busy as `promote` does.
+    both names were one version's, or somebody deleted `previous`, the audit log says which was champion before. Raises
+    GateError if there is no previous champion, if the registry lost it, if the champion is another than `of`, if the
+    audit log does not know that the previous one ever was champion, or if `approver` is no name; SignatureError if this
+    machine's key is not that person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
     with _moving(model):
         now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
-        if now is None or before is None:
-            raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
+        if now is None:
+            raise GateError(f"{model} has no {CHAMPION} to roll back from")
         lines = audit_log.lines(params)
         last = last_move(model, lines, "approval")
         if last is not None and last.body.get("digest") == now.digest:  # a promotion, perhaps cut short at its end
@@ -175,9 +175,10 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
         if of and now.digest != of:
             raise GateError(f"{now.name} is the champion of {model} by now; nothing was rolled back")
         former = recorded_before(model, lines, now.digest)
-        if now.digest == before.digest:  # a promotion was cut short after it had moved the first of the two names
+        # A promotion was cut short after it had moved the first of the two names, or somebody deleted that.
+        if before is None or now.digest == before.digest:
             if former is None:
-                raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
+                raise GateError(f"{model} had no {CHAMPION} before {now.name}; there is nothing to roll back to")
             before = _registered(model, former)
         if before.digest not in recorded_champions(model, lines):
             raise GateError(

@@ -4,13 +4,15 @@ A version is opened before it takes a name, and stays open for a while after it 
 with the next one, the version before goes on. A version that is refused while it serves loses its name.
 """
 
+import fcntl
+import os
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 
 from clinrl import paths
 from clinrl.artifacts import read_manifest
@@ -29,6 +31,8 @@ from clinrl.signing.keys import PUBLIC, TRUSTED
 ALIASES = (versions.CHAMPION, versions.CANDIDATE)
 POLL_S = 1.0
 """Seconds between two looks at the registry."""
+COPY = "clinrl-served-"
+"""How the names of private copies in the temporary folder begin."""
 
 
 _State = list[tuple[str, int, int]]
@@ -66,8 +70,8 @@ class Live:
         """By alias."""
         self._open: dict[str, Version] = {}
         """By digest."""
-        self._places: set[Path] = set()
-        """The private copies, also one that is being made."""
+        self._places: dict[Path, int] = {}
+        """The private copies, also one that is being made, each with its lock."""
         self._has_ended = False
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
@@ -83,6 +87,7 @@ class Live:
         """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
         self.names: Mapping[str, Version] = {}
         """The champion's first, if there is one."""
+        _sweep()
 
     def renew(self) -> None:
         """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
@@ -194,8 +199,9 @@ class Live:
 
     def _opened(self, entry: versions.Entry) -> Version:
         if entry.digest not in self._open:
-            place, started = Path(mkdtemp(prefix="clinrl-")), time.monotonic()
-            self._places.add(place)
+            place, started = Path(mkdtemp(prefix=COPY)), time.monotonic()
+            self._places[place] = os.open(place, os.O_RDONLY)
+            fcntl.flock(self._places[place], fcntl.LOCK_EX)  # which the kernel drops with this process
             try:
                 folder = versions.bring(self.params, entry, place)
                 self._intact[entry.digest] = None
@@ -232,12 +238,25 @@ class Live:
 
     def _remove(self, place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
-        self._places.discard(place)
+        if (lock := self._places.pop(place, None)) is not None:
+            os.close(lock)
 
     def _say(self, alias: str, sentence: str) -> None:
         if self._reported.get(alias) != sentence:
             self._reported[alias] = sentence
             echo(sentence)
+
+
+def _sweep() -> None:
+    """Remove the copies of servers that were killed: nobody holds their locks."""
+    for place in Path(gettempdir()).glob(f"{COPY}*"):
+        with suppress(OSError):  # of a server that runs, or somebody else's
+            lock = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _state_of(*files: Path) -> _State:
