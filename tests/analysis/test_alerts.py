@@ -130,11 +130,15 @@ def test_an_alarm_says_when_what_and_what_helps():
     assert (alarm.step, alarm.observed, alarm.limit) == (12, 0.22, 0.2)
     assert alarm.says == "22% of the completions in mode think ran out of tokens over 3 steps"
     assert alarm.helps.startswith("raise trainer.max_completion")
+    for way, helps in (("falls", "explore more"), ("rises", "lower trainer.lr")):
+        assert all(alarm.helps.startswith(helps) for alarm in alarms(run(**FAILURES[f"entropy {way}"][0])))
 
 
 def test_one_bad_step_is_no_alarm():
     assert raised(run(**{"clipped/think": lambda n: 0.5 if n == 7 else 0.0})) == []
     assert raised(run(**{"held_out/exact": lambda n: 0.5 if n == 7 else 0.8, "reward": lambda n: 0.5 + n / 100})) == []
+    falls = {"held_out/exact": lambda n: 0.9 - n / 100}
+    assert raised(run(**falls)) == [], "nor is an exam that falls while the reward does not rise"
 
 
 def test_an_imitation_s_falling_entropy_is_no_alarm():

@@ -110,8 +110,10 @@ def test_gold_is_the_best_answer_under_the_reward_of_every_method_that_has_one(
 ) -> None:
     monkeypatch.chdir(sound)
     source = deepcopy(committed())
-    source["versions"]["esi-v46"]["data"] = "esi-d3"
     source["comparisons"] = {}
+    assert validate._subject(Params.model_validate(source), "esi-d3")[3] == [TASK.Reward()], "of imitations alone"
+    for version in ("esi-v46", "esi-v46-2", "esi-v47"):  # the last has a waiver
+        source["versions"][version]["data"] = "esi-d3"
     before = validate._subject(Params.model_validate(source), "esi-d3")[3]
     recipe = source["profiles"]["esi-fifth-asymmetric"] = json.loads(
         json.dumps(source["profiles"]["esi-fifth-asymmetric"])
@@ -122,8 +124,8 @@ def test_gold_is_the_best_answer_under_the_reward_of_every_method_that_has_one(
         for key in ("beta", "held_out", "scale_rewards"):
             trainer.pop(key, None)
     found = validate._subject(Params.model_validate(source), "esi-d3")[3]
-    assert TASK.Reward(unreadable=-1.75) in found
-    assert len(found) == len(before)
+    assert before == [Params.model_validate(committed()).reward("esi-v46")]
+    assert found == [before[0].model_copy(update={"unreadable": -1.75})]
 
 
 def test_a_sound_data_set_gets_a_proof_of_its_very_bytes(sound: Path) -> None:

@@ -341,6 +341,16 @@ def levels(counts: list[tuple[int, ...]]) -> Costs:
     return Costs(n=100, scored=99, measures=measures, own=counts[0], weights=(0.5, 2.0), chosen=tuple(counts[1:]))
 
 
+def test_a_row_has_a_curve_only_if_all_its_seeds_have():
+    one = levels([(80, 10, 10, 6)])
+    members = {
+        name: SimpleNamespace(report=SimpleNamespace(costs=costs))
+        for name, costs in {"a": None, "b": one, "c": one}.items()
+    }
+    spec = SimpleNamespace(arms={"better": ("a", "b"), "plain": ("b", "c")})
+    assert compare._costs(spec, members) == {"plain": (one, one)}
+
+
 def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built, tmp_path, real):
     esi, plain = get_task("esi"), report(built)
     assert plain.costs == {}

@@ -409,4 +409,5 @@ def test_modes_that_are_asked_side_by_side_have_the_same_answers(doll, monkeypat
     at_once = evaluate.answer_exam(doll, run, judges)
     assert at_once.graded == one_by_one.graded
     assert at_once.probabilities == one_by_one.probabilities
+    assert at_once.probabilities.keys() == run.modes.keys(), "input variants have none"
     assert len(at_once.graded) > len(run.modes)

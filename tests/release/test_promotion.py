@@ -182,6 +182,7 @@ def test_promoting_twice_is_promoting_once(params):
 @after("v1")
 def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
     assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
+    assert standing.outcome(params, "v2") == "v2 gave way to v1"
 
     promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
@@ -400,6 +401,32 @@ def test_files_that_changed_while_a_person_thought_are_not_promoted(params):
     assert champion() is None
 
 
+def alter_registered():
+    """Another line in the code of all registered models, after somebody signed them."""
+    for code in list(Path("mlruns").rglob("code/clinrl/tasks/esi/answer.py")):
+        altered = code.read_text() + "\n"
+        code.unlink()  # a link to the file of which other tests make copies
+        code.write_text(altered)
+
+
+def test_what_was_altered_in_the_registry_is_neither_decided_upon_nor_promoted(params):
+    decision = decisions.decide(params, "v2")
+    alter_registered()
+    with pytest.raises(SignatureError, match="was altered after"):
+        decisions.decide(params, "v2")
+    with pytest.raises(SignatureError, match="was altered after"):
+        examined.promote(params, "v2", ADA, decision)
+    assert (champion(), kinds()) == (None, ["decision"])
+
+
+@after("v1")
+def test_what_was_altered_in_the_registry_is_not_brought_back(params):
+    alter_registered()
+    with pytest.raises(SignatureError, match="was altered after"):
+        promotion.rollback(params, "esi", approver=ADA)
+    assert (champion(), kinds()[-1]) == ("v1", "promotion")
+
+
 @pytest.mark.parametrize("moved", [1, 2])
 @after("v1")
 def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, monkeypatch, moved):
@@ -522,6 +549,8 @@ def test_a_no_is_written_down(params):
     decision = decisions.decide(params, "v2")
     promotion.refuse(params, decision, "no answer in time")
     assert audit_log.read(paths.audit_log(), keyring())[-1].body["reason"] == "no answer in time"
+    assert standing.outcome(params, "v2").startswith("v2 was not approved (no answer in time)")
+    assert standing.outcome(params, "v1") is None
     assert champion() is None
 
 
@@ -642,6 +671,11 @@ def test_a_champion_may_be_asked_that_was_approved_or_brought_back_and_no_other(
     versions.tag(versions.find("esi", "v3"), {"gate": "passed"})  # the audit log knows better
     with pytest.raises(GateError, match="v3 was refused by its gate, or trained on a waiver, and is no candidate"):
         check("candidate")
+    undecided = versions.find("esi", "v3").model_copy(update={"digest": "0" * 64, "tags": {}})
+    standing.check_servable(params, undecided, "candidate")
+    for tags in ({"gate": "refused"}, {"waiver": "A control."}):  # as the registry alone tells
+        with pytest.raises(GateError, match="is no candidate"):
+            standing.check_servable(params, undecided.model_copy(update={"tags": tags}), "candidate")
     log = paths.audit_log().read_text()
     paths.audit_log().write_text(log.replace(ADA, "Eve", 1))
     with pytest.raises(ArtefactError, match=r"decisions\.jsonl"):

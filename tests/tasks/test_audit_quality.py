@@ -65,6 +65,11 @@ def test_a_refused_call_and_a_repeated_one_are_counted():
     assert found["economy"] == pytest.approx((made - 2) / made)
 
 
+def test_what_was_found_and_not_handed_in_is_not_detected():
+    *turns, last = oracle(WITH_ERRORS, Random(0))
+    assert measured(WITH_ERRORS, did(WITH_ERRORS, [*turns, last[:-1]]))["detection"] == 0.0
+
+
 def test_a_reason_without_evidence_is_seen_and_costs_detection():
     turns = [
         [

@@ -375,6 +375,8 @@ def test_dense_finds_what_was_decided_twice_whatever_was_written():
         ("upper +1; lower +25; age 66", ("upper",), True),
         ("upper +1; lower +25; age 66; delay 23", ("upper",), False),
         ("upper +1; 7", ("upper",), False),
+        ("upper +1; lower +24", ("upper",), False),
+        (" too old for this trial by the limit: upper +1.", ("upper",), True),
         ("standard +2; stage IV -5; comorbidity +1", ("threshold", "standard", "stage_iv"), True),
         ("threshold +1, standard +2, stage_iv -5.", ("threshold", "standard", "stage_iv"), True),
         ("comorbidity 4; standard +2; stage IV -5", ("threshold", "standard", "stage_iv"), False),

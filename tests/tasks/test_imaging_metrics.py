@@ -144,6 +144,7 @@ def test_unreadable_counts_as_an_error_in_a_report_and_not_against_kappa():
     silent = estimates(METRICS, golds, [NOTHING] * 4)
     assert "kappa" not in silent
     assert silent["macro_f1"].value == 0.0
+    assert all(math.isnan(metric.value({})) for metric in METRICS.values() if isinstance(metric, Statistic))
 
 
 def test_every_share_keeps_silence_in_its_denominator():

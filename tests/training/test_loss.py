@@ -535,6 +535,24 @@ def test_a_turn_has_the_room_that_the_longest_left_episode_has():
     assert trainer.turn_budget([[5, 6, *[1] * 12]]) == 1
 
 
+def test_no_more_tokens_are_written_at_once_than_fit_and_the_parts_are_joined(monkeypatch):
+    trainer = trainer_of("qwen3")
+    sizes = []
+
+    def part(numbers, prompts, **_):
+        sizes.append(len(prompts))
+        return [[prompt[0]] for prompt in prompts], None
+
+    monkeypatch.setattr(trainer, "_generate_part", part)
+    prompts = [[number, 1] for number in range(5)]
+    width = 2 + trainer.max_completion_length
+    for fit, expected in ((2 * width, [2, 2, 1]), (width - 1, [1] * 5), (5 * width, [5])):
+        trainer.most_tokens = fit
+        assert trainer._in_parts(prompts) == ([[0], [1], [2], [3], [4]], None)
+        assert sizes == expected
+        sizes.clear()
+
+
 @contextmanager
 def falsified(times: float = 1.01) -> Iterator[None]:
     """The shared path's log-probabilities are wrong, by a hundredth."""

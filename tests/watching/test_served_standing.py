@@ -48,6 +48,11 @@ def days(reader: counts.Reader, shown: list[str], size: int = 50) -> Iterator[li
     return (parts[:look] for look in range(1, len(parts) + 1))
 
 
+def test_of_the_exam_no_word_is_kept_that_few_texts_have() -> None:
+    cases, _ = texts(100, 1001)
+    assert counts.learn(TASK, cases, [*["calm adult"] * 99, "smith"]).words == ("adult", "calm")
+
+
 def test_other_cases_of_the_kind_raise_no_alarm_at_any_look(exam: Any) -> None:
     reader, known = exam
     _, shown = texts(300, 2002)
