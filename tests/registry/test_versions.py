@@ -438,6 +438,8 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
         SignatureError, match=r"adapter_model.safetensors' of .* was altered after this checkout signed"
     ):
         model_folder.check_signature(folder_of(first), keyring())
+    with pytest.raises(SignatureError, match="signed it; `clinrl register v1` puts the files"):
+        versions.check_intact(project, first)
 
     assert register(project, "v1") == first
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]

@@ -21,7 +21,7 @@ from clinrl.artifacts import MANIFEST, digest, exclusive, identity, read_manifes
 from clinrl.config.base import NAME
 from clinrl.config.params import Params
 from clinrl.data import validate
-from clinrl.errors import RegistryError, Unregistered, did_you_mean, format_value
+from clinrl.errors import RegistryError, SignatureError, Unregistered, did_you_mean, format_value
 from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model
 from clinrl.registry.model_folder import check_signature, download, own_folder
 from clinrl.registry.pyfunc import MERGED, read
@@ -225,7 +225,12 @@ def bring(params: Params, entry: Entry, to: Path) -> Path:
 
 
 def _check_folder(params: Params, entry: Entry, folder: Path) -> None:
-    check_signature(folder, trusted_keys(params))
+    try:
+        check_signature(folder, trusted_keys(params))
+    except SignatureError as error:
+        raise SignatureError(
+            f"{error}; `clinrl register {entry.name}` puts the files that are here in their place"
+        ) from None
     if (found := read(folder).digest) != entry.digest:
         raise RegistryError(
             f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
