@@ -110,7 +110,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     """
     logger, since = get_run_logger(), time.monotonic()
     found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
-    lost = dict[UUID, float]()  # when that was first seen
+    lost = dict[UUID, float]()  # when that was first seen; one that was not started is Cancelled by then
     with runs.prefect_errors():
         given = {name: _give(name, commit) for name in names}
     for next_one in names:
@@ -133,10 +133,9 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
             for name, state in states.items():
                 if not state.is_final():
                     continue
-                if state.is_crashed() and tries[name] < TRIES:
-                    if time.monotonic() - lost.setdefault(given[name], time.monotonic()) < REST_S * 2 ** (
-                        tries[name] - 1
-                    ):
+                run, now = given[name], time.monotonic()
+                if (state.is_crashed() or run in lost) and tries[name] < TRIES:
+                    if now - lost.setdefault(run, now) < REST_S * 2 ** (tries[name] - 1):
                         continue
                     tries[name] += 1
                     logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])

@@ -26,7 +26,7 @@ from clinrl.pipeline.propose import Draft
 from clinrl.provenance.lock import LOCK
 from clinrl.release.change_control import no_look_left, outside_plan, screened_out
 from clinrl.release.standing import is_champion, is_registered, outcome
-from flows import branches, clone, pages, records, runs, steps
+from flows import branches, clone, pages, records, runs, steps, turns
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
 from flows.watch import note_drift
@@ -75,8 +75,8 @@ def scheduled(task: str) -> State[None]:
 
     turn = runs.in_turn(task, f"the schedule of {task}")
     with turn, clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
-        if runs.is_overtaken():
-            return Completed(name=NOTHING_TO_DO, message="nothing to do: a run that began after this was due is done")
+        if turns.is_overtaken():
+            return Completed(name=turns.OVERTAKEN, message="a run that began after this was due has done its work")
         branches.go_on(to, WRITTEN)
         clone.begin_here()
         clone.share_cache(checkout)

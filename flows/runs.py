@@ -174,15 +174,6 @@ def in_turn(task: str, flow: str) -> Iterator[None]:
         yield
 
 
-def is_overtaken() -> bool:
-    """Whether a run of this deployment is done that began after this was due: after weeks off, one is due for each."""
-    with get_client(sync_client=True) as client:
-        mine = client.read_flow_run(UUID(str(flow_run.get_id())))
-        done = {"state": {"type": {"any_": [StateType.COMPLETED]}}, "start_time": {"after_": mine.expected_start_time}}
-        alike = FlowRunFilter.model_validate({"deployment_id": {"any_": [mine.deployment_id or mine.id]}, **done})
-        return bool(client.read_flow_runs(flow_run_filter=alike, limit=1))
-
-
 def _tag(client: Any, *tags: str) -> None:
     """Tag this flow run, in place of earlier tags of the same kind."""
     run = client.read_flow_run(flow_run.get_id())

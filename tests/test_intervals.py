@@ -129,11 +129,25 @@ def test_a_test_of_patients_errs_no_more_often_than_it_says():
     assert sum(p < 0.05 for p in ps) <= 18  # 10 expected; McNemar's errs in some 100
 
 
-@pytest.mark.parametrize(("mine", "sign"), [([True] * 6, 1), ([False] * 6, 0)])
-def test_patients_who_all_agree_leave_a_width(mine, sign):
-    found = paired("exact", "x", mine, [False] * 6, clusters=["a", "a", "b", "b", "c", "c"]).difference
-    assert found.value == sign
-    assert found.high - found.low > 0.3
+@pytest.mark.parametrize(
+    ("mine", "share"), [([1, 1] * 30, 1), ([0, 0] * 30, 0), ([1, 0] * 30, 0.5), ([1, 1, 0], 2 / 3)]
+)
+def test_patients_who_all_agree_leave_a_width_around_their_difference(mine, share):
+    clusters = ["a"] * 3 if len(mine) == 3 else [str(case // 2) for case in range(60)]
+    for sign in (1, -1):
+        sides = (list(map(bool, mine)), [False] * len(mine))[::sign]
+        found = paired("exact", "x", *sides, clusters=clusters).difference
+        assert found.value == pytest.approx(sign * share, abs=1e-6)
+        assert found.low <= found.value <= found.high
+        assert found.high - found.low > 0.1
+
+
+def test_the_interval_over_patients_is_that_of_two_runs_on_the_same_draws():
+    mine, theirs = discordant(12, 2, 60)
+    visits = [str(case // 4) for case in range(60)]
+    one, other = (runs_of_means([[*map(float, side)]], visits) for side in (mine, theirs))
+    whole = average_difference(one, other, is_share=True).estimate
+    assert paired("exact", "x", mine, theirs, clusters=visits).difference == whole
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [([], []), ([True], [True, False])])

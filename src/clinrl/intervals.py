@@ -26,7 +26,7 @@ DIGITS = 6
 
 
 class Paired(Strict):
-    """One yes/no metric on the same cases, answered by two: how they disagree, and the exact McNemar test of it."""
+    """One yes/no metric on the same cases, answered by two: how they disagree, and the test that `paired` makes."""
 
     metric: str
     other: str
@@ -38,7 +38,7 @@ class Paired(Strict):
     difference: Estimate
     """Share of this one minus share of the other, in [-1, 1]; n is the count of pairs."""
     p: float = Field(ge=0, le=1)
-    """Two-sided exact McNemar p-value, not adjusted for the number of tests. 1.0 if nothing is discordant."""
+    """Two-sided and exact, not adjusted for the number of tests. 1.0 if nothing is discordant."""
 
 
 @lru_cache(maxsize=4096)  # the same few counts come again in every metric, level and policy
@@ -309,7 +309,7 @@ def _mcnemar(b: int, c: int, n: int) -> float:
     return 1.0 if b + c == 0 else float(mcnemar([[n - b - c, b], [c, 0]], exact=True).pvalue)
 
 
-def _bonett_price(b: int, c: int, n: int, level: float) -> tuple[float, float]:
+def _bonett_price(b: float, c: float, n: int, level: float) -> tuple[float, float]:
     from scipy.stats import norm
 
     up, down = (b + 1) / (n + 2), (c + 1) / (n + 2)
@@ -321,19 +321,23 @@ def _paired_clusters(
     mine: Sequence[bool], theirs: Sequence[bool], level: float, clusters: Sequence[str]
 ) -> tuple[float, float, float]:
     """The two-sided p where whole clusters change places, and the ends of the interval."""
+    import numpy
+
+    gain = [x - y for x, y in zip(mine, theirs, strict=True)]
     gains = Counter[str]()
-    for name, x, y in zip(clusters, mine, theirs, strict=True):
-        gains[name] += x - y
-    counts, total = Counter(map(abs, gains.values())), sum(gains.values())
+    for name, one in zip(clusters, gain, strict=True):
+        gains[name] += one
+    counts, total = Counter(map(abs, gains.values())), sum(gain)
     sizes = [counts[size] for size in range(1, max(counts) + 1)]
     p = 2 * no_better(abs(total), sizes) if total else 1.0
-    sides = (runs_of_means([[*map(float, side)]], clusters) for side in (mine, theirs))
-    first, second = (side for side in sides if side is not None)  # every case has a verdict
-    found = average_difference(first, second, is_share=True, level=level)
-    if found.spread.is_none:  # no draw differs, as if those within a cluster were the same case
-        sign = (total > 0) - (total < 0)
-        return p, *_bonett_price(len(gains) * (sign > 0), len(gains) * (sign < 0), len(gains), level)
-    return p, found.estimate.low, found.estimate.high
+    draws = _draws([one + 1 for one in gain], clusters)  # of losses, ties and gains
+    drawn = draws @ numpy.arange(-1, draws.shape[1] - 1) / draws.sum(axis=1)
+    value, apart = total / len(gain), len(gains)
+    spread = _spread(drawn, [Runs((value,), drawn[:, None], len(gain), apart)])
+    if spread.is_none:  # no draw differs: all clusters gain one share, as if each were so much of a case
+        return p, *_bonett_price(apart * max(0.0, value), apart * max(0.0, -value), apart, level)
+    reach = spread.reach(1 - level)
+    return p, max(-1.0, value - reach), min(1.0, value + reach)
 
 
 def no_better(total: int, sizes: Sequence[int]) -> float:

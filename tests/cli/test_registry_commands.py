@@ -238,5 +238,9 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
     code, _, err = run("compare", "v1", "../v3")
     assert (code, "'../v3' is no name that `clinrl compare` knows; allowed: " in err) == (2, True)
     assert run("compare", "recipes", "--json")[0] == 2
+    tree = YAML(typ="safe").load(Path("params.yaml"))
+    tree["comparisons"] = {"v1": {"task": "esi", "columns": ["exact"], "arms": {"a": ["v1"], "b": ["v3"]}}}
+    YAML(typ="safe").dump(tree, Path("params.yaml"))
+    assert "--json is for two models" in run("compare", "v1", "--json")[2]  # and this the comparison of one name
     code, _, err = run("lookup", "esi")
     assert (code, err) == (2, "clinrl: WHICH is missing: champion, candidate, previous, a version of esi or a number\n")

@@ -205,7 +205,7 @@ def test_a_version_whose_run_was_deleted_is_logged_once_it_is_registered_again(p
         if is_erased:  # as `mlflow gc` does
             client._tracking_client.store._hard_delete_run(former)
     assert cli.main(["traces", "v2"]) == 1
-    assert "the run of v2 was deleted in MLflow; run `clinrl register v2`" in capsys.readouterr().err
+    assert "MLflow has no finished run of v2; run `clinrl register v2`" in capsys.readouterr().err
     register(examined.params(), "v2")
     monkeypatch.setattr(traces, "SAMPLE", 3)
     traces.stage(examined.params(), "v2")

@@ -112,6 +112,38 @@ def test_a_server_that_is_away_for_a_while_uses_up_no_tries(prefect: None, monke
     assert given[1] < 30.0, "a worker that was lost is another matter"
 
 
+def test_a_version_that_its_worker_does_not_start_is_given_to_another(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run counts as Crashed at one look only: it is cancelled at once."""
+    from prefect import flow, get_client
+    from prefect.states import Completed, Pending
+
+    from flows import build
+
+    @flow
+    def version() -> None: ...
+
+    with get_client(sync_client=True) as client:
+        clock, given = [0.0], list[float]()
+
+        def pause(seconds: float) -> None:
+            clock[0] += seconds
+
+        def give(_name: str, _commit: str) -> UUID:
+            given.append(clock[0])
+            return client.create_flow_run(version, state=Completed() if len(given) > 1 else Pending()).id
+
+        @flow
+        def outcomes() -> list[tuple[str, str | None]]:
+            return [*build.outcomes(["v1"], "a" * 40)]
+
+        monkeypatch.setattr(build, "_give", give)
+        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
+        assert outcomes() == [("v1", None)]
+    assert build.PENDING_S < given[1] < build.PENDING_S + 30.0
+
+
 def test_where_no_worker_takes_a_version_the_build_says_so(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect import flow, get_client
     from prefect.states import Completed, Running, Scheduled

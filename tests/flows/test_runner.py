@@ -5,14 +5,16 @@ import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
-from prefect import flow, get_client
+from prefect import State, flow, get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
-from prefect.states import Scheduled
+from prefect.states import AwaitingRetry, Completed, Scheduled
 from prefect.types.entrypoint import EntrypointType
 
 END = "CLINRL_TEST_END"
@@ -26,26 +28,42 @@ def waits() -> None:
 
 
 def test_of_runs_that_were_due_while_the_machine_was_off_one_is_enough(prefect: None) -> None:
-    from flows import runs
+    from flows import turns
+
+    overtaken, fails = list[bool](), [1]
 
     @flow
-    def due(fails: bool = False) -> bool:
+    def due(of: str = "esi") -> State[None]:
         assert not fails
-        return runs.is_overtaken()
+        overtaken.append(turns.is_overtaken())
+        return Completed(name=turns.OVERTAKEN if overtaken[-1] else "Done")
 
     with get_client(sync_client=True) as client:
         deployment = client.create_deployment(client.create_flow(due), name="weekly")
 
-        def begun(when: datetime, **given: bool) -> object:
+        def begun(run: UUID, **given: Any) -> Any:
+            return run_flow(due, flow_run=client.read_flow_run(run), parameters=given, return_type="state")
+
+        def scheduled(when: datetime, **given: Any) -> UUID:
             state = Scheduled(scheduled_time=when)
-            run = client.create_flow_run_from_deployment(deployment, state=state, parameters=given)
-            return run_flow(due, flow_run=client.read_flow_run(run.id), parameters=given, return_type="state")
+            return client.create_flow_run_from_deployment(deployment, state=state, parameters=given).id
 
         weeks = [datetime.now(UTC) - timedelta(weeks=number) for number in (3, 2, 1)]
-        assert begun(weeks[0], fails=True).is_failed()
-        assert [begun(week).result() for week in weeks] == [False, True, True]
-        assert not begun(datetime.now(UTC)).result()
-    assert due() is False  # a person's, of no deployment
+        failed = scheduled(weeks[0])
+        assert begun(failed).is_failed()
+        fails.clear()
+        assert begun(scheduled(weeks[0], of="imaging"), of="imaging").is_completed()
+        for week in weeks:
+            begun(scheduled(week))
+        assert overtaken == [False, False, True, True]
+        now = datetime.now(UTC)
+        begun(scheduled(weeks[0]))  # begins after that, and does nothing
+        begun(scheduled(now))
+        assert overtaken[4:] == [True, False]
+        client.set_flow_run_state(failed, AwaitingRetry(), force=True)  # as a person does on its page
+        begun(failed)
+        due()  # a person's, of no deployment
+    assert overtaken[6:] == [False, False]
 
 
 def test_a_server_that_is_away_for_many_polls_ends_no_run(

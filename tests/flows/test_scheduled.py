@@ -149,16 +149,13 @@ RECORDS = Path("data/sources/MIETIC.csv")
 
 
 def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import runs
+    from flows import turns
 
     scripted.commit()
     before = files()
-    monkeypatch.setattr(runs, "is_overtaken", lambda: True)
+    monkeypatch.setattr(turns, "is_overtaken", lambda: True)
     state = scheduled()
-    assert (state.name, state.message) == (
-        "Nothing to do",
-        "nothing to do: a run that began after this was due is done",
-    )
+    assert (state.name, state.message) == ("Overtaken", "a run that began after this was due has done its work")
     assert files() == before
 
 

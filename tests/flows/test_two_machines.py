@@ -77,7 +77,8 @@ def test_of_ten_at_once_one_trains_and_nine_say_that_nothing_is_left_to_do(machi
 
         runs = eventually(ended, 3000)
     said = Counter(run.state.name for run in runs)
-    assert said == {"Not approved": 1, "Nothing to do": RUNS - 1}, [run.state.message for run in runs]
+    assert said.pop("Not approved") == 1, [run.state.message for run in runs]
+    assert said.keys() <= {"Nothing to do", "Overtaken"}, [run.state.message for run in runs]
     clones = {path.name for disk in machines for path in (disk / ".clinrl/clones").glob("*-[0-9]")}
     assert clones == {"retrain-esi-1"}  # two at once on one machine would need one more
     worked = [disk / ".clinrl/clones/retrain-esi-1/worked.jsonl" for disk in machines]

@@ -131,7 +131,7 @@ def alarms(params: Params, name: str, *, as_json: bool = False) -> int:
 def compare(params: Params, source: Path, name: str, other: str | None = None, *, as_json: bool = False) -> None:
     """Write a comparison of params.yaml, or print the paired tests between two models, mode by mode."""
     if other is None:
-        if name in {**names(params, "NAME"), **names(params, "BASE")}:
+        if name not in params.comparisons and name in {**names(params, "NAME"), **names(params, "BASE")}:
             raise ParamsError(f"{name} is one model; name the other too: `clinrl compare {name} OTHER`")
         check_name(params, name, "compare", kind="COMPARISON")
         if as_json:

@@ -69,7 +69,7 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
     with connect() as client, writing(client):
         # The entry may name a run that was erased: a registration makes another, and no entry can be told so.
         if (own := finished_run(client, run.model.task.name, key)) is None:
-            raise RegistryError(f"the run of {name} was deleted in MLflow; run `clinrl register {name}`")
+            raise RegistryError(f"MLflow has no finished run of {name}; run `clinrl register {name}`")
         logged = _log(client, own, run, report, chosen)
     echo(f"{name}: {logged} traces are new, {len(chosen) - logged} were there")
 

@@ -76,9 +76,11 @@ class Engine(Sampler):
 
     def release(self, name: str) -> None:
         """Have an adapter served no more. Raises EngineError if the server is away."""
-        if self.names:
-            shutil.rmtree(self.copies / name, ignore_errors=True)
-        self.client.unload(name)
+        try:
+            self.client.unload(name)
+        finally:
+            if self.names:  # after the server, which may read it again while it serves it
+                shutil.rmtree(self.copies / name, ignore_errors=True)
 
     def check_adopted(self) -> None:
         """Refuse a server that answers with the adapter exactly as without, in every digit.
