@@ -260,6 +260,8 @@ def test_answers_that_were_sealed_anew_are_named(params):
     manifest["files"]["think.jsonl"] = sha256_file(paths.graded("v2") / "think.jsonl")
     write_json(paths.graded("v2") / "manifest.json", manifest)
     assert "is not what dvc.lock records of evaluate@v2" in broken(params)["v2", "lock"]
+    with pytest.raises(ArtefactError, match=r"is not what dvc\.lock records of evaluate@v2"):
+        decisions.decide(params, "v2")
     locks.record(params)  # whoever can write dvc.lock too
     with pytest.raises(ArtefactError, match=r"line 1 gives another answer to .* than its transcript does"):
         decisions.decide(params, "v2")

@@ -183,6 +183,8 @@ def test_promoting_twice_is_promoting_once(params):
 def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
     assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
     assert standing.outcome(params, "v2") == "v2 gave way to v1"
+    with pytest.raises(GateError, match="v1 is the champion of esi by now; nothing was rolled back"):
+        promotion.rollback(params, "esi", approver=ADA, of=versions.find("esi", "v2").digest)
 
     promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
