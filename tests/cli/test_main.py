@@ -113,6 +113,22 @@ def test_a_usage_error_exits_with_2(arguments, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "required: COMMAND; `clinrl --help` lists what there is\n"),
+        (["keys"], "required: ACTION; allowed: init, show, trust, vouch\n"),
+        (["watch"], "required: ACTION; allowed: report, labels\n"),
+        (["export"], "required: ACTION; allowed: inspect, lm-eval, openenv, verifiers\n"),
+        (["train"], "required: VERSION\n"),
+    ],
+)
+def test_a_missing_action_is_refused_with_those_that_there_are(words, says, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    assert capsys.readouterr().err.endswith(says)
+
+
+@pytest.mark.parametrize(
     ("command", "name", "fragments"),
     [
         ("train", "v12", ("no version", "did you mean v", "allowed: v1, v2, v3")),
@@ -159,7 +175,7 @@ def test_a_name_of_one_task_is_refused_without_those_of_others(monkeypatch, caps
     error = capsys.readouterr().err
     assert "did you mean esi-v49?" in error
     listed = error.split("allowed: ")[1].strip().split(", ")
-    assert "esi-gold" in listed
+    assert "esi-v49" in listed
     assert all(name.startswith("esi-") for name in listed)
 
 

@@ -199,6 +199,14 @@ def test_json_is_one_value(project, capsys):
         assert isinstance(json.loads(capsys.readouterr().out), kind)
 
 
+def test_a_registered_model_without_a_version_is_an_empty_table_and_a_sentence(run):
+    (Path("mlruns") / "mlflow.db").unlink()
+    code, rows, said = run("versions", "esi")
+    assert (code, rows) == (0, [])
+    assert "clinrl: no model esi is registered in the registry in " in said
+    assert said.endswith("; `clinrl register NAME` registers a version\n")
+
+
 def test_an_unknown_name_costs_one_sentence_and_no_import(run):
     assert run("register", "v9")[0] == 2
     assert run("versions", "essi")[2].startswith(

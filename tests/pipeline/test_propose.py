@@ -241,7 +241,7 @@ def edited(change):
         (lambda: edited(lambda r: r.update(data="x1")), "is about other cases than m1 of the mine pool now holds"),
         (lambda: edited(lambda r: r.update(data_digest="0" * 64)), "is about other cases than m1"),
         (lambda: edited(lambda r: r.update(pool="exam")), "is about other cases than m1 of the mine pool"),
-        (lambda: shutil.rmtree(paths.adapter("v2")), "data/adapters/v2 is gone; restore it with `dvc checkout`"),
+        (lambda: shutil.rmtree(paths.adapter("v2")), "v2 is not here; run `dvc repro mine@v2`, which makes it"),
         (lambda: paths.draft("x").parent.mkdir() or paths.draft("x").write_text("{"), "is no record of a draft"),
     ],
 )

@@ -112,7 +112,16 @@ def test_the_committed_reports_make_the_same_bytes_twice_and_no_time_is_in_them(
     first = pages("esi-v49")
     assert first == {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "again").iterdir()}
     assert not re.search(r"\b20\d\d-\d\d-\d\d", "".join(first.values()))
-    assert "not here; `dvc pull` brings it" in first["README.md"], "the adapter is recorded and not in a clone"
+
+
+def test_a_dossier_that_says_not_here_is_written_and_is_no_success(committed, capsys):
+    assert cli.main(["dossier", "esi-v49"]) == 1
+    assert "| adapter, its manifest | not here; `dvc repro` builds it" in pages("esi-v49")["README.md"]
+    said = capsys.readouterr().err
+    assert "is not complete: data/adapters/esi-v49/manifest.json, as dvc.lock records it, is not here" in said
+    assert "`dvc repro evaluate@esi-v49`" in said
+    Path("dvc.lock").unlink()
+    assert cli.main(["dossier", "esi-v49"]) == 0
 
 
 def test_a_missing_artefact_is_said_to_be_not_done(committed):

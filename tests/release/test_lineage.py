@@ -299,6 +299,17 @@ def test_in_a_clone_a_version_is_absent_and_not_broken(params):
     )
 
 
+def test_a_version_that_nobody_registered_is_said_to_be_so_once(tmp_path, monkeypatch):
+    examined.copy(examined.registered(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    params = examined.params()
+    (tmp_path / "mlruns" / "mlflow.db").unlink()
+    (link,) = (link for link in lineage.walk(params, "v1") if link.link == "registry")
+    assert link.state == "open"
+    assert link.says.count("registered") == 1
+    assert link.says.endswith("mlflow.db; `clinrl register v1` does it")
+
+
 def test_what_is_absent_comes_back_from_git_if_that_has_it(params):
     def says(path):
         path.unlink() if path.is_file() else shutil.rmtree(path)

@@ -1,8 +1,9 @@
 """What every task folder must hold to. A new folder is found and tested without an edit here.
 
 Golden files pin what a task version means: `tests/tasks/golden/<task>-v<version>.json`, and beside it the digest of the
-first cases. After raising `TASK.version`, write the new files with `python tests/tasks/test_contract.py <task>` and
-commit them; an existing file is never overwritten, because data and adapters may have been built with that version.
+first cases. After raising `TASK.version`, write the new files with
+`PYTHONPATH=tests python tests/tasks/test_contract.py <task>` and commit them; an
+existing file is never overwritten, because data and adapters may have been built with that version.
 """
 
 import inspect
@@ -643,7 +644,7 @@ def golden_files(task: Task) -> tuple[Path, Path]:
 
 CHANGED = (
     "a prompt, rule, reward or case changed its meaning; raise TASK.version and write the new golden files: "
-    "`python tests/tasks/test_contract.py <task>`"
+    "`PYTHONPATH=tests python tests/tasks/test_contract.py <task>`"
 )
 
 
@@ -651,7 +652,9 @@ CHANGED = (
 def test_a_version_means_what_it_meant(name: str) -> None:
     task = get_task(name)
     path, of_first = golden_files(task)
-    assert path.is_file(), f"{path} is missing: write it with `python tests/tasks/test_contract.py {name}`"
+    assert path.is_file(), (
+        f"{path} is missing: write it with `PYTHONPATH=tests python tests/tasks/test_contract.py {name}`"
+    )
     pinned, now = json.loads(path.read_text(encoding="utf-8")), golden(task)
     assert not [key for key in now if pinned.get(key) != now[key]], CHANGED
     assert digest_of(task, FIRST) == of_first.read_text(encoding="utf-8").strip(), CHANGED

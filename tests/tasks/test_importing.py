@@ -270,10 +270,15 @@ def test_an_import_for_another_use_is_refused(project):
 
 def test_a_source_without_a_case_is_refused_and_leaves_nothing(project, tmp_path):
     path = tmp_path / "only.csv"
-    path.write_text('instruction,input,output\n"How many resources?",text,x\n"What?",Other text,x\n')
+    asked = ("How many resources?", "What?", "What is the level of acuity?")
+    path.write_text("instruction,input,output\n" + "".join(f'"{each}",text,x\n' for each in asked))
     params = dolls.params(imports={"n1": {"task": "esi", "task_version": 2, "use": "train", "source": str(path)}})
-    with pytest.raises(DataError, match=r"gives n1 no case: of 2 rows 2 were refused \(most often: column instruction"):
+    with pytest.raises(DataError) as refused:
         dataset.stage(params, "n1")
+    assert "gives n1 no case: of 3 rows 3 were refused (" in str(refused.value)
+    assert "(2 for column instruction is none of the three known questions; 1 for column instruction " in str(
+        refused.value
+    )
     assert not paths.cases("n1").exists()
 
 

@@ -9,7 +9,7 @@ DATA = {
         help="draw the cases of a data set, or import them",
         description="Writes data/cases/DATASET: cases.jsonl and its manifest. An imported data set (`imports` in "
         "params.yaml) also gets refused.tsv, which says why each row was kept out, and import.json with the counts.",
-        examples="clinrl dataset esi-d3\nclinrl dataset mietic-36",
+        examples="clinrl dataset esi-d3\nclinrl dataset esi-x3",
         also="data import generate draw cases",
     ),
     "validate": stage(

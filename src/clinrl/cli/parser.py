@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from clinrl import __version__
 from clinrl.cli.arguments import Argument, Command
@@ -43,8 +43,17 @@ class Parser(argparse.ArgumentParser):
         meant = [name for name, words in self.also.items() if str(value).lower() in words]
         near = " or ".join(meant) or nearest(str(value), choices)
         hint = f"did you mean {near}? " if near else ""
-        listed = f"allowed: {', '.join(choices)}" if len(choices) < 8 else f"`{self.prog} --help` lists what there is"
-        raise argparse.ArgumentError(action, f"{value[:80]!r} is not one; {hint}{listed}")
+        raise argparse.ArgumentError(action, f"{value[:80]!r} is not one; {hint}{self._allowed(choices)}")
+
+    def _allowed(self, choices: Collection[str]) -> str:
+        return f"allowed: {', '.join(choices)}" if len(choices) < 8 else f"`{self.prog} --help` lists what there is"
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse ends a usage error; where a subcommand or an action is missing, with what there is."""
+        for action in self._actions:
+            if isinstance(action.choices, Mapping) and message.endswith(f"required: {action.metavar}"):
+                message += f"; {self._allowed(action.choices)}"
+        super().error(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse does it, but what no option or argument is ends in a usage error, with the nearest option."""

@@ -24,6 +24,7 @@ from clinrl.release import lineage as lineages
 from clinrl.reports import numbers
 from clinrl.reports.tables import show
 from clinrl.signing.approval import check_token, sign_approval
+from clinrl.tracking.mlflow_store import place, store
 
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
 NARROW = COLUMNS[:-2]
@@ -102,8 +103,11 @@ def rollback(params: Params, name: str, *, approver: str) -> None:
 
 
 def versions(params: Params, name: str, *, as_json: bool = False) -> None:
-    """Print every version of a registered model, oldest first."""
-    _show(*registry.entries(name), as_json=as_json)
+    """Print every version of a registered model, oldest first; without one, a line on stderr says so."""
+    found = registry.entries(name)
+    _show(*found, as_json=as_json)
+    if not found:
+        echo(f"no model {name} is registered in {place(store())}; `clinrl register NAME` registers a version")
 
 
 def lookup(params: Params, name: str, which: str | None, *, as_json: bool = False) -> None:

@@ -23,6 +23,8 @@ from clinrl.types import Case, Manifest
 
 TICK_ROWS = 1_000
 """Imported rows between two moves of the progress bar."""
+MAX_REASONS = 5
+"""Why rows were refused, in the sentence about a source without a case: most often first."""
 LONGEST_LINE = 1 << 20
 """Characters. A line beyond it is refused unread, so that a file without line ends cannot fill the memory."""
 
@@ -126,18 +128,17 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
         if not intake.kept:
             raise DataError(
                 f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
-                f"{_most_often(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
+                f"{_reasons(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
             )
         artifacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
         inputs = {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
         _seal(folder, name, task, spec, inputs)
 
 
-def _most_often(intake: Intake) -> str:
-    if not intake.refused:
-        return ""
-    (column, reason), _ = intake.refused.most_common(1)[0]
-    return f" (most often: column {column} {reason})"
+def _reasons(intake: Intake) -> str:
+    """Why rows were refused, with counts: where no row is kept, no `refused.tsv` says it."""
+    found = [f"{count:,} for column {of} {reason}" for (of, reason), count in intake.refused.most_common(MAX_REASONS)]
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def read_cases(folder: Path, task: Task) -> Iterator[Case]:

@@ -186,7 +186,7 @@ def read_report(params: Params, version: str) -> MineReport:
     if version not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of {version}; add mining.{version} with its mine data")
     if not paths.adapter(version).exists():
-        raise ArtefactError(f"{paths.adapter(version)} is gone; restore it with `dvc checkout`")
+        raise ArtefactError(f"{paths.adapter(version)} is not here; {again}, which makes it, or `dvc checkout`")
     path, data = paths.mine_report(version), params.mining[version].data
     try:
         report = MineReport.model_validate_json(path.read_bytes())

@@ -42,8 +42,8 @@ COLOURS = {
 def stage(name: str, *, seed: int, as_json: bool = False) -> None:
     """Draw a case of the pool `mine`, which no training and no exam has, and print what a version answers in each mode.
 
-    `name` is a version that is here, or a task of which one is; else ParamsError is raised. Raises ArtefactError if no
-    models are here, or if one was altered.
+    `name` is a version or a task; another raises ParamsError. Raises ArtefactError if no such model is here, or if one
+    was altered.
     """
     with chdir(FOLDER if FOLDER.is_dir() else Path()):
         if not Path("params.yaml").exists():
@@ -82,7 +82,7 @@ def _version(params: Params, name: str) -> str:
         return found[-1]
     if wanted := [version for version, spec in params.versions.items() if name in (version, spec.task)]:
         do = f"name one of {', '.join(here)}, or " if here else ""
-        raise ParamsError(f"no trained version of {name} is here; {do}run `dvc repro evaluate@{wanted[0]}`")
+        raise ArtefactError(f"no trained version of {name} is here; {do}run `dvc repro evaluate@{wanted[0]}`")
     known = [*params.bases, *params.versions]
     raise ParamsError(f"{format_value(name)} is neither a version nor a task; {did_you_mean(name, known)}")
 

@@ -17,7 +17,7 @@ from clinrl.reports.numbers import decimal
 from clinrl.types import Estimate, Strict
 
 NOT_DONE = "not done"
-NOT_HERE = "not here; `dvc pull` brings it"
+NOT_HERE = "not here; `dvc repro` builds it, `dvc pull` brings it from a remote"
 """Of a file that dvc.lock records and this machine lacks."""
 DIGITS = 4
 """Decimal places of an estimate and its interval."""
@@ -55,6 +55,8 @@ class Cited:
         self._contents: dict[str, Any] = {str(lock.LOCK): _with_text_keys({"stages": recorded})}
         self._files: dict[str, str] = {}
         self._values: dict[tuple[str, str], Any] = {}
+        self.absent: set[str] = set()
+        """Files of which a page says that they are not here."""
 
     def look(self, file: str, *keys: str) -> Any:
         """A value without stating it; None where the file or the key is not there. Raises ArtefactError for a file
@@ -139,7 +141,10 @@ class Cited:
 
     def _why_absent(self, file: str) -> str:
         recorded = {file, *map(str, Path(file).parents)} & self._outputs.keys()
-        return NOT_HERE if recorded and not Path(file).exists() else NOT_DONE
+        if not recorded or Path(file).exists():
+            return NOT_DONE
+        self.absent.add(file)
+        return NOT_HERE
 
 
 def leaves(value: Any) -> Iterator[tuple[Place, Any]]:

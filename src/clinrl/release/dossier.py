@@ -22,7 +22,7 @@ from clinrl.config.files import FOLDER
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
-from clinrl.errors import ArtefactError, format_value
+from clinrl.errors import ArtefactError, echo, format_value
 from clinrl.intervals import LEVEL
 from clinrl.provenance import bom, lock
 from clinrl.provenance.cited import MARK, Cited, Place, Record, leaves, plain
@@ -40,9 +40,10 @@ PAPERS = {
 HTML, NUMBERS = "dossier.html", "numbers.json"
 
 
-def stage(params: Params, source: Path, name: str, *, out: Path | None = None, check: bool = False) -> None:
+def stage(params: Params, source: Path, name: str, *, out: Path | None = None, check: bool = False) -> int:
     """Write the dossier of a version, or compare the one that is there with its artefacts.
 
+    Returns 1, with a line on stderr, if the dossier says "not here" of a file: what it holds went unchecked. Else 0.
     Raises ArtefactError where two artefacts state a number differently, where one is not what dvc.lock records, and
     with `check` for the first number that is another now, with file, key and both values.
     """
@@ -60,6 +61,12 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
         else:
             write_text(folder / file, text)
             print(folder / file)
+    if cited.absent:
+        echo(
+            f"{folder} is not complete: {', '.join(sorted(cited.absent))}, as dvc.lock records it, is not here and was "
+            f"not checked; run `dvc repro evaluate@{name}`, or `dvc pull` from a remote, and give this command again"
+        )
+    return 1 if cited.absent else 0
 
 
 def make(params: Params, source: Path, name: str) -> tuple[Cited, dict[str, str]]:

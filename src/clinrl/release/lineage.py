@@ -23,6 +23,7 @@ from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release.moves import check_approved, check_turn, recorded_champion
+from clinrl.tracking.mlflow_store import place, store
 from clinrl.types import Manifest, Strict
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
@@ -209,10 +210,10 @@ def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[st
     model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
         entry = versions.find(model, name, digest=digest)
-    except Unregistered as error:
+    except Unregistered:
         lines, register = audit_log.lines(params), f"`clinrl register {name}`"
         if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
-            raise Unheld("open", f"is not registered; {register} does it ({error})") from None
+            raise Unheld("open", f"is not registered in {place(store())}; {register} does it") from None
         if recorded_champion(model, lines) == digest:
             register += f", then `clinrl promote {name}`, since the audit log says that it is champion"
         raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {register}") from None
