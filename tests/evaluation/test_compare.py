@@ -126,7 +126,7 @@ def test_single_seeds_are_tested_as_far_as_both_rows_have_them():
             contrasts.Entry(name=name, kind="arm", versions=tuple(f"{name}{k}" for k in range(n)), answers=[golds] * n)
             for name, n in zip("ab", counts, strict=True)
         ]
-        return list(dict.fromkeys(names for names, _ in contrasts._mcnemar(task, golds, *rows)))
+        return list(dict.fromkeys(names for names, _ in contrasts._mcnemar(task, golds, None, *rows)))
 
     assert tested(3, 2) == [("a0", "b0"), ("a1", "b1")]
     assert tested(1, 3) == [("a0", "b0"), ("a0", "b1"), ("a0", "b2")]

@@ -326,7 +326,7 @@ def test_the_exam_is_sat_under_every_view_and_reported_in_words(project, monkeyp
     page = (paths.report("toy-base") / "report.md").read_text()
     assert "## Input variants" in page
     assert "| no-evidence |" in page
-    assert "| agreement | 1.000 [" in page
+    assert "| agreement | 1.000, no interval |" in page
     assert json.loads((paths.report("toy-base") / "summary.json").read_text())["think"]["similarity"] == 1.0
 
 

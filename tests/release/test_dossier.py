@@ -252,7 +252,8 @@ def test_a_file_that_is_no_json_is_refused(committed):
 
 def test_the_command_says_what_differs_and_exits_with_1(committed, capsys):
     value = exact()
-    assert cli.main(["dossier", "esi-v49", "--out", "papers"]) == 0
+    assert cli.main(["dossier", "esi-v49", "--out", "papers"]) == 1  # git has no adapters
+    assert "data/adapters/esi-v49/manifest.json, as dvc.lock records it, is not here" in capsys.readouterr().err
     assert {path.name for path in Path("papers").iterdir()} == FILES
     edit(THINK, "metrics", "exact", "value", value=0.5)
     assert cli.main(["dossier", "esi-v49", "--out", "papers", "--check"]) == 1
