@@ -1,10 +1,15 @@
 """How a build hears of its runs, from a real Prefect server."""
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import pytest
+
+if TYPE_CHECKING:
+    from prefect import State
 
 
 @pytest.mark.parametrize("at_once", [2, 100], ids=["in several requests", "in one"])
@@ -80,9 +85,9 @@ def test_versions_come_in_their_order_each_as_soon_as_those_before_it(
         assert told() == [("v1", None, 2), ("v2", "too little memory", 3), ("v3", None, 3)]
 
 
-def test_a_server_that_is_away_for_a_while_uses_up_no_tries(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def given_until_built(monkeypatch: pytest.MonkeyPatch, state_at: Callable[[float], "State"]) -> list[float]:
+    """The seconds at which a version was given to a worker until it was built; its run has the state of that second."""
     from prefect import flow, get_client
-    from prefect.states import Completed, Crashed
 
     from flows import build
 
@@ -97,10 +102,7 @@ def test_a_server_that_is_away_for_a_while_uses_up_no_tries(prefect: None, monke
 
         def give(_name: str, _commit: str) -> UUID:
             given.append(clock[0])
-            state = Crashed(message="a server is away") if clock[0] < 1200.0 else Completed()
-            run = client.create_flow_run(version)
-            client.set_flow_run_state(run.id, state, force=True)
-            return run.id
+            return client.create_flow_run(version, state=state_at(clock[0])).id
 
         @flow
         def outcomes() -> list[tuple[str, str | None]]:
@@ -109,6 +111,14 @@ def test_a_server_that_is_away_for_a_while_uses_up_no_tries(prefect: None, monke
         monkeypatch.setattr(build, "_give", give)
         monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
         assert outcomes() == [("v1", None)]
+    return given
+
+
+def test_a_server_that_is_away_for_a_while_uses_up_no_tries(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.states import Completed, Crashed
+
+    away = Crashed(message="a server is away")
+    given = given_until_built(monkeypatch, lambda now: away if now < 1200.0 else Completed())
     assert given[1] < 30.0, "a worker that was lost is another matter"
 
 
@@ -116,31 +126,11 @@ def test_a_version_that_its_worker_does_not_start_is_given_to_another(
     prefect: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run counts as Crashed at one look only: it is cancelled at once."""
-    from prefect import flow, get_client
     from prefect.states import Completed, Pending
 
     from flows import build
 
-    @flow
-    def version() -> None: ...
-
-    with get_client(sync_client=True) as client:
-        clock, given = [0.0], list[float]()
-
-        def pause(seconds: float) -> None:
-            clock[0] += seconds
-
-        def give(_name: str, _commit: str) -> UUID:
-            given.append(clock[0])
-            return client.create_flow_run(version, state=Completed() if len(given) > 1 else Pending()).id
-
-        @flow
-        def outcomes() -> list[tuple[str, str | None]]:
-            return [*build.outcomes(["v1"], "a" * 40)]
-
-        monkeypatch.setattr(build, "_give", give)
-        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
-        assert outcomes() == [("v1", None)]
+    given = given_until_built(monkeypatch, lambda now: Completed() if now else Pending())
     assert build.PENDING_S < given[1] < build.PENDING_S + 30.0
 
 
