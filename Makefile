@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 DVC := python -m clinrl.runtime.dvc_command
 
-.PHONY: help demo serve test quick slow check docs site wheel bench gpu faults year lock bom vllm
+.PHONY: help demo serve test long quick slow check docs site wheel bench gpu faults year lock bom vllm
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,14 +33,17 @@ QUICK := tests/tasks/test_contract.py $(wildcard tests/tasks/test_*_rules.py tes
   tests/tasks/test_*_answer.py tests/tasks/test_*_triggers.py tests/tasks/test_*_metrics.py) \
   tests/config tests/analysis tests/test_intervals.py tests/test_layers.py
 
-test: $(READY) ## run the test suite
+test: $(READY) ## run the test suite, without what takes long
 	@$(BIN)/python -m clinrl check
 	@$(PYTEST)
+
+long: $(READY) ## run its tests of some seconds each: servers, processes, trainings, simulations
+	@$(PYTEST) -m 'long and not slow and not faults and not bench and not gpu'
 
 quick: $(READY) ## run its inner ring in a minute: tasks' contract, rules, rewards and parsers, params, statistics, layers
 	@$(PYTEST) --hypothesis-profile=quick -k 'not hundred_thousand' $(QUICK)
 
-slow: $(READY) ## run what `make test` leaves out: whole flows and trainings, kills and damage, more drawn examples
+slow: $(READY) ## run what both leave out: whole flows and trainings, kills and damage, more drawn examples
 	@$(PYTEST) --hypothesis-profile=many -m 'slow or faults or hypothesis'
 
 check: $(READY) ## formatting, lint, types

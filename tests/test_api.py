@@ -56,6 +56,7 @@ def project(tmp_path, monkeypatch):
     return versions.register(exhibits.params(), "v1")
 
 
+@pytest.mark.long
 def test_the_five_lines_of_the_page(project, tmp_path):
     with pytest.raises(RegistryError, match="the registered model 'esi' has no champion"):
         clinrl.load_champion("esi")

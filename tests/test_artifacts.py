@@ -21,6 +21,7 @@ stages:
 """
 
 
+@pytest.mark.long
 def test_what_is_altered_in_the_cache_too_is_found_and_built_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

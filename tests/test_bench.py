@@ -93,6 +93,7 @@ def printed(module, capfd):
     return by_name(json.loads(capfd.readouterr().out.splitlines()[-1]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script", [pytest.param(n, marks=[] if n < "b" or n > "g" else pytest.mark.slow) for n in TOYS]
 )
@@ -196,6 +197,7 @@ def test_a_step_beside_busy_processes_is_measured(project):
     assert all(value > 0 for value in by_name(threads.measured(1, 1)).values())
 
 
+@pytest.mark.long
 def test_flows_are_measured_on_the_project_with_some_of_its_versions(tmp_path):
     """By scripts of a folder in which others stand beside them, under names that could hide a package."""
     words = f"import sys; sys.path[0] = {str(bench_run.HERE)!r}; import arms, flows, overhead; print(*flows.__path__);"

@@ -34,6 +34,7 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", generate.WRITTEN)
 def test_what_is_generated_is_up_to_date(path: str) -> None:
     assert (ROOT / "docs" / path).read_bytes() == generate.WRITTEN[path](), "run `make docs`"
@@ -191,6 +192,7 @@ class Loaded(HTMLParser):
             self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "poster")]
 
 
+@pytest.mark.long
 def test_the_pages_build_and_load_nothing_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strictly: a dead link, a page outside of the navigation or an anchor that does not exist ends the build."""
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
@@ -268,6 +270,7 @@ def named_reports(page: str) -> Iterator[Path]:
             yield from found.rglob("*.json") if found.is_dir() else [found.with_suffix(".json")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
 def test_every_interval_on_a_page_is_one_of_a_report_that_the_page_names(page: Path) -> None:
     """So nobody types a number, none outlives the report that it came from, and a reader can look it up."""

@@ -374,6 +374,7 @@ def training(modes, **trainer):
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
 @pytest.mark.parametrize("thinking", [True, False])
 def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp_path, monkeypatch):
@@ -477,6 +478,7 @@ class Sampled(trl.Grpo):
         return [encode(tokenizer(), [text + tokenizer().eos_token])[0] for _ in prompt_ids], None
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
 def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
     monkeypatch.setattr(trl, "Grpo", Sampled)
@@ -509,6 +511,7 @@ def test_a_step_of_two_modes_is_refused(tmp_path):
         grpo.train()
 
 
+@pytest.mark.long
 def test_an_imitation_logs_what_each_step_served(tmp_path):
     hard = list(TASK.cases(2, 3, pool="train", mix="hard"))
     cases = [CASES[0], CASES[1], CASES[0], *hard, CASES[1]]

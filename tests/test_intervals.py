@@ -118,6 +118,7 @@ def test_visits_of_one_patient_are_one_piece_of_evidence():
     assert apart == alone
 
 
+@pytest.mark.long
 def test_a_test_of_patients_errs_no_more_often_than_it_says():
     generator = numpy.random.default_rng(5)
     ps = []
@@ -181,6 +182,7 @@ NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 CLUSTERED = st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcdef")), min_size=1, max_size=40)
 
 
+@pytest.mark.long
 @given(CLUSTERED)
 def test_the_order_of_cases_moves_no_clustered_interval(cases):
     def found(rows):
@@ -284,6 +286,7 @@ def test_p_is_the_level_at_which_the_interval_ends_at_zero(mine, theirs):
     assert share_over_runs.high == min(1.0, mean_over_runs.high)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mine", "theirs"), [(2, 0), (3, 0), (2, 5), (5, 5)])
 def test_a_test_over_few_runs_errs_no_more_often_than_it_says(mine, theirs):
     """Runs of one recipe differ by 4 points, and agree on most cases. 0: a model that is not trained."""

@@ -48,6 +48,7 @@ def stages(index: Any) -> dict[str, Any]:
     return {stage.addressing: stage for stage in index.stages}
 
 
+@pytest.mark.long
 def test_no_command_of_the_pipeline_holds_a_name(stages: dict[str, Any]) -> None:
     """DVC hands commands to a shell; `python` is the interpreter that runs DVC."""
     assert {stage.cmd for stage in stages.values()} == {'python -m clinrl stage "$DVC_STAGE"'}
@@ -129,6 +130,7 @@ def test_dvc_runs_a_comparison_after_all_exams_of_its_task(params: Params, index
         assert {lock.exam_stage(params, version) for version in comparison.versions} <= before
 
 
+@pytest.mark.long
 def test_a_record_of_an_exam_says_what_the_lock_says(params: Params) -> None:
     recorded = lock.read(ROOT / "dvc.lock")
     for path in sorted((ROOT / "data/reports/exams").rglob("*.json")):
@@ -249,6 +251,7 @@ def edit(path: Path, change: Any) -> None:
     yaml.dump(content, path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ask", [changed, pytest.param(changed_by_dvc, marks=pytest.mark.slow)])
 def test_the_lock_holds_what_params_ask_for_and_a_new_seed_rebuilds_its_version_and_a_new_reason_nothing(
     copy: Path, params: Params, ask: Callable[[Path], set[str]]
@@ -294,6 +297,7 @@ def few() -> dict[str, Any]:
     return content
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["repro"], ["repro", "--keep-going", "dataset"]])
 def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path: Path) -> None:
     """In `dvc repro`; of what one names by hand with --single-item, DVC removes the outputs before it runs anything."""
@@ -318,6 +322,7 @@ def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path:
     assert not (project / "data/cases").exists()
 
 
+@pytest.mark.long
 def test_a_hub_that_is_away_leaves_the_base_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a stage that it runs DVC removes the outputs first, unless dvc.yaml says otherwise."""
     shutil.copy(ROOT / "dvc.yaml", tmp_path)

@@ -64,6 +64,7 @@ def holding(files: list[Path]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_draws")
 def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     place, source = tmp_path / "project", tmp_path / "source"

@@ -110,6 +110,7 @@ REAL_UV = f'#!/bin/sh\nexec "{find_uv_bin()}" "$@"\n'
 BROKEN_UV = "#!/bin/sh\nexit 1\n"
 
 
+@pytest.mark.long
 def test_what_has_no_hash_is_not_installed(tmp_path: Path) -> None:
     environment = project(tmp_path, REAL_UV)
     main = tmp_path / pins.MAIN
@@ -128,6 +129,7 @@ def test_what_has_no_hash_is_not_installed(tmp_path: Path) -> None:
     assert [*tmp_path.glob(".venv/lib/python3.*/site-packages/torch-1.0+cpu.dist-info")]
 
 
+@pytest.mark.long
 def test_the_environment_of_vllm_has_the_libraries_of_its_own_file(tmp_path: Path) -> None:
     environment = project(tmp_path, REAL_UV, ".venv-vllm")
     vllm = tmp_path / pins.VLLM
@@ -152,6 +154,7 @@ def without_uv(folder: Path) -> dict[str, str]:
     return environment
 
 
+@pytest.mark.long
 def test_what_has_another_hash_is_not_installed_where_uv_fails(tmp_path: Path) -> None:
     """By pip, which takes the build of torch that PyPI has where no wheel is for the CPU; it has the wrong hash."""
     environment = without_uv(tmp_path)

@@ -69,6 +69,7 @@ def test_the_task_is_as_short_as_the_page_says() -> None:
     assert max(map(len, block("python").splitlines())) <= 120
 
 
+@pytest.mark.long
 def test_the_new_folder_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "src/clinrl/tasks/qsofa").mkdir()
@@ -83,6 +84,7 @@ def test_the_new_folder_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
     assert (tmp_path / "golden/qsofa-v1.json").is_file()
 
 
+@pytest.mark.long
 def test_every_command_of_the_page_runs_to_the_registry(project: Path) -> None:
     task = get_task("qsofa")
     policies = task.policies()

@@ -108,6 +108,7 @@ def lives(design: Design, effect: float, runs: int, *, seed: int) -> int:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [(2, 0), (3, 0), (3, 3), (5, 2), (0, 0)])
 def test_a_simulation_of_cases_and_seeds_finds_it(seeds):
     design = replace(DESIGN, seeds=seeds, seed_sd=0.015)
@@ -116,6 +117,7 @@ def test_a_simulation_of_cases_and_seeds_finds_it(seeds):
     assert interval.low - 0.02 <= power(design, effect) <= interval.high + 0.02  # 2%: Welch's degrees are found too
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("effect", [0.0, 0.06])
 def test_the_test_of_comparisons_finds_it_too(effect):
     rng, runs, n = np.random.default_rng(0), 300, 300

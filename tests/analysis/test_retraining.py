@@ -71,6 +71,7 @@ def test_the_documentation_has_the_numbers_of_the_report():
         assert percent(committed(LOPSIDED, rule)[USELESS].useless) in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", [USELESS, ONCE])
 def test_committed_rows_follow_from_the_code(scenario):
     assert lives(scenario, GIVEN) == committed()[scenario]
@@ -83,6 +84,7 @@ def test_the_whole_committed_report_follows_from_the_code():
         assert [row.model_dump(mode="json") for row in rows] == study["rows"]
 
 
+@pytest.mark.long
 def test_an_error_of_no_more_than_alpha_does_not_need_the_screen():
     """Every draft looks: what is left of the protection is the account."""
     protocol = PLAN.protocol.model_copy(update={"screen": 1.0})

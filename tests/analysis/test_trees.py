@@ -3,6 +3,7 @@
 import math
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def test_the_first_of_two_counts_and_a_pair_is_two_numbers():
     assert numbers("x" * LONGEST + " HR 130") == {}
 
 
+@pytest.mark.long
 def test_words_and_numbers_decide_the_same_way_each_time_and_on_any_threads(monkeypatch):
     rng = Random(1)
     cases = [(word, rng.randint(40, 180)) for word in rng.choices(("calm", "drowsy"), k=900)]

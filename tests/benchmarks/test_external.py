@@ -96,6 +96,7 @@ def test_the_page_says_how_intervals_were_made(project, monkeypatch):
     assert "appa" not in text.split("Numbers without brackets")[0]
 
 
+@pytest.mark.long
 def test_visits_of_one_patient_are_no_independent_cases(project, tmp_path, monkeypatch):
     """A reader who knows half of the patients: as many answers are wrong, and less is known of how many."""
     synthetic.mimic_iv_ed(tmp_path / "mimic", 1500, 1)
@@ -132,6 +133,7 @@ def test_another_exam_is_not_compared(project, monkeypatch):
     assert "and here are 10 with" in page()
 
 
+@pytest.mark.long
 def test_equal_answers_give_equal_bytes_and_no_answer_is_kept(project, monkeypatch):
     monkeypatch.setattr(external, "answer_exam", answering(lambda _case: 2))
     kept = []

@@ -62,6 +62,7 @@ def own(finished, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_oracle_reaches_everything(here):
     found = report("v1")
     assert [(cell.seed, cell.level) for cell in found.cells] == [
@@ -159,6 +160,7 @@ def test_a_cell_is_the_first_case_of_its_level():
         assert TASK.pool_of(case.group) == "exam"
 
 
+@pytest.mark.long
 def test_a_level_that_no_seed_draws_is_refused():
     with pytest.raises(DataError, match="seed 42 draws no nowhere case of audit"):
         protocol.draw(TASK, [42], ["nowhere"])

@@ -25,6 +25,7 @@ def params(monkeypatch: pytest.MonkeyPatch) -> Params:
     return load_params()
 
 
+@pytest.mark.long
 def test_at_full_scale_times_are_reckoned_and_called_so(params: Params, capsys: pytest.CaptureFixture[str]) -> None:
     code = doctor.stage(params, ["esi-v49"], scale="full")
     lines = capsys.readouterr().out.splitlines()

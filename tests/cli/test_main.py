@@ -336,6 +336,7 @@ def test_a_file_is_not_written_over_a_folder_nor_below_a_file(project, capsys, w
     assert refused in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_character_that_the_output_lacks_is_replaced():
     done = subprocess.run(
         [sys.executable, "-m", "clinrl", "plan", "--graph", "esi"], capture_output=True, check=False, cwd=ROOT,

@@ -28,6 +28,7 @@ def test_what_is_no_port_and_no_number_of_sessions_is_a_usage_error(arguments):
     assert ended.value.code == 2
 
 
+@pytest.mark.long
 def test_the_reward_of_a_control_is_refused(capsys):
     assert cli.main(["openenv", "esi", "--port", "0", "--reward", "esi-random"]) == 2
     assert "esi-random is a control, whose reward is no score of an answer" in capsys.readouterr().err

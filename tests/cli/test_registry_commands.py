@@ -156,6 +156,7 @@ def test_on_a_terminal_the_form_follows_the_findings(project, capsys, monkeypatc
     assert printed.index("verdict") < printed.index("ahead in exact") < printed.index("prior-matched  simple policy")
 
 
+@pytest.mark.long
 def test_a_rollback_says_that_the_full_model_is_still_champion(run):
     params = load_params()
     for name in ("v2", "v2-full"):
@@ -182,6 +183,7 @@ def test_lineage_names_the_broken_link_and_ends_with_1(run):
     assert "clinrl: v1, lock: data/cases/x1 is not what dvc.lock records" in said
 
 
+@pytest.mark.long
 def test_a_stage_by_hand_says_what_is_not_here_and_what_was_altered(run):
     paths.cases("d1").joinpath(paths.CASES_FILE).write_text("\n")
     _, _, err = run("validate", "d1")

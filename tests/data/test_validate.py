@@ -105,6 +105,7 @@ def edited(line: str, change: Callable[[dict[str, Any]], Any], *, renamed: bool 
     return artifacts.canonical_json(content) + "\n"
 
 
+@pytest.mark.long
 def test_gold_is_the_best_answer_under_the_reward_of_every_method_that_has_one(
     sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ def test_the_page_of_a_proof_loads_nothing_and_shows_text_as_text(sound: Path, t
         assert not re.search(r"(?i)<(script|link|img|iframe)|\b(src|href|on\w+)=[\"']|@import|url\(", text)
 
 
+@pytest.mark.long
 def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
     sound: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -252,6 +252,7 @@ def test_misuse_prints_how_it_is_used(tmp_path: Path) -> None:
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.long
 def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Imported cases: a restore brings them back, though no remote ever had them."""
     from dvc.repo import Repo

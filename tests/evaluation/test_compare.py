@@ -27,6 +27,8 @@ from clinrl.reports.render import render
 from clinrl.reports.results import ALPHA
 from clinrl.tasks.base import get_task
 
+pytestmark = pytest.mark.long
+
 PLAIN = ("plain-1", "plain-2", "plain-3")
 
 

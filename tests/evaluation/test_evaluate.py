@@ -398,6 +398,7 @@ def test_a_doll_sits_the_exam_from_base_to_report(doll):
         evaluate.stage(doll, "v1")
 
 
+@pytest.mark.long
 def test_modes_that_are_asked_side_by_side_have_the_same_answers(doll, monkeypatch):
     exam = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
     write_json(paths.data_proof("x1"), exam)

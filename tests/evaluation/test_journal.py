@@ -75,6 +75,7 @@ def results() -> dict[str, bytes]:
     return {f"{folder}/{name}": text for folder in folders for name, text in dolls.files(folder).items()}
 
 
+@pytest.mark.long
 def test_an_exam_goes_on_where_it_was_killed(doll: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     with dolls.few_draws():
         with monkeypatch.context() as patch:
@@ -100,6 +101,7 @@ def test_an_exam_goes_on_where_it_was_killed(doll: Params, monkeypatch: pytest.M
     assert not any(Path(".clinrl/exams").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [True, False])
 def test_drawn_completions_and_probabilities_go_on_too(
     doll: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool

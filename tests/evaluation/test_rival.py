@@ -36,6 +36,7 @@ def project(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield Params.model_validate(contest.mapping())
 
 
+@pytest.mark.long
 def test_it_learned_from_the_base_and_the_data_and_left_a_record(project: Params) -> None:
     record = Record.model_validate_json(RECORD.read_bytes())
     assert record.learned == {"base corpus": 300, "d1": 60}

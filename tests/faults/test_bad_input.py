@@ -30,6 +30,8 @@ from clinrl.models.checkpoints import SENTINEL
 from clinrl.tasks.esi import answer, triggers
 from clinrl.training import callback
 
+pytestmark = pytest.mark.long
+
 STEPS = 30
 """Enough that a signal meets the run before its end, and few enough to be done in seconds."""
 CLINRL = [sys.executable, "-m", "clinrl"]

@@ -5,7 +5,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from clinrl import artifacts, paths
+
+pytestmark = pytest.mark.long
 
 FILES = 500
 WRITER = f"""

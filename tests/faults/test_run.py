@@ -30,7 +30,7 @@ from clinrl.provenance import lock
 from clinrl.tasks.base import get_task
 
 SEED = run.SEED
-pytestmark = pytest.mark.usefixtures("few_draws")  # with which the released project is made
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("few_draws")]  # with which the released project is made
 
 
 def through(records: list[dict[str, Any]], fine: Callable[[dict[str, Any]], bool]) -> list[str]:

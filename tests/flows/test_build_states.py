@@ -8,6 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from prefect import State
 

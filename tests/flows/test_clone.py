@@ -75,6 +75,7 @@ def may_write(name: str) -> dict[str, list[str]]:
     return {f"{stage}@{name}": [f"data/reports/{name}.json"] for stage in ("train", "evaluate")}
 
 
+@pytest.mark.long
 def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checkout: Path) -> None:
     commit = clone.head()
     write_text(Path("notes.txt"), "mine, not in git")
@@ -134,6 +135,7 @@ def test_a_report_that_a_worker_removed_is_removed(checkout: Path) -> None:
             assert not git("status", "--porcelain")
 
 
+@pytest.mark.long
 def test_a_clone_shares_the_cache_of_the_checkout_wherever_it_lies(checkout: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], check=True)
     other, disk = tmp_path / "other", tmp_path / "disk"
@@ -190,6 +192,7 @@ def test_an_entry_that_dvc_would_not_write_is_refused_and_stops_no_other(checkou
         assert "has an entry of train@x1 that DVC does not write" in reason
 
 
+@pytest.mark.long
 def test_a_version_whose_files_lead_elsewhere_is_not_gathered(checkout: Path, tmp_path: Path) -> None:
     """Its entry is committed before DVC is asked for its files, and goes again."""
     for words in (["init", "-q"], ["remote", "add", "-q", "-d", "store", str(tmp_path / "store")]):
@@ -535,6 +538,7 @@ def test_a_clone_signs_nothing_and_runs_no_hook_of_whoever_works_there(
     assert branches.offers(made(clone.head(), "v1", lambda: trained("v1")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "setting",
     ["clone.defaultRemoteName=upstream", "core.excludesFile=/dev/stdin", "merge.ff=only", "merge.verifySignatures=true",

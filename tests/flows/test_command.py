@@ -89,6 +89,7 @@ def test_help_has_examples_and_loads_nothing_heavy() -> None:
 ALLOWED = "allowed: v1, v1-v2, v2, v2-full"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
@@ -142,6 +143,7 @@ def test_a_flow_needs_no_server(project: Path) -> None:
     assert "Traceback" not in done.stderr + again.stderr
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("here")
 def test_a_server_that_is_away_is_one_sentence(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -141,6 +141,7 @@ def test_a_version_is_built_registered_and_shown(
     assert len(versions.entries("esi")) == 3
 
 
+@pytest.mark.long
 def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(project: Path) -> None:
     from flows.retrain import retrain
 
@@ -265,6 +266,7 @@ def test_a_params_yaml_that_is_edited_meanwhile_stops_the_release(
     assert champion() is None
 
 
+@pytest.mark.long
 def test_a_stage_that_fails_ends_the_flow_with_its_own_words(project: Path) -> None:
     from flows.reproduce import reproduce
 
@@ -276,6 +278,7 @@ def test_a_stage_that_fails_ends_the_flow_with_its_own_words(project: Path) -> N
     assert len(versions.entries("esi")) == 2
 
 
+@pytest.mark.long
 def test_a_refused_version_is_registered_and_the_champion_stays(project: Path) -> None:
     from flows.release import release
     from flows.retrain import retrain
@@ -291,6 +294,7 @@ def test_a_refused_version_is_registered_and_the_champion_stays(project: Path) -
     assert (again.name, "refused by its gate" in again.message) == ("Nothing to do", True)
 
 
+@pytest.mark.long
 def test_a_full_model_that_its_gate_refuses_stays_what_it_was(project: Path) -> None:
     from flows.release import release
     from flows.retrain import retrain
@@ -318,6 +322,7 @@ def test_a_merge_is_built_registered_and_released_by_its_name(project: Path) -> 
     assert ended(reproduce, "again").message == "again is built and registered; 2 stages ran"
 
 
+@pytest.mark.long
 def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> None:
     from flows.release import release
     from flows.retrain import retrain
@@ -392,6 +397,7 @@ def artifacts() -> dict[str, Any]:
     return {artifact.key: artifact for artifact in sorted(found, key=lambda artifact: artifact.created)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -413,6 +419,7 @@ def test_a_no_changes_nothing(project: Path, said: dict[str, Any], why: str) -> 
     assert (champion(), kinds()) == (None, ["decision", "refusal"])
 
 
+@pytest.mark.long
 def test_a_person_approves_on_the_page_and_a_yes_without_a_name_or_a_token_is_asked_for_again(project: Path) -> None:
     from flows.release import release
 
@@ -424,6 +431,7 @@ def test_a_person_approves_on_the_page_and_a_yes_without_a_name_or_a_token_is_as
     assert "refusal" not in kinds()
 
 
+@pytest.mark.long
 def test_a_yes_that_stays_without_a_token_is_none(project: Path) -> None:
     from flows.release import release
 
@@ -435,6 +443,7 @@ def test_a_yes_that_stays_without_a_token_is_none(project: Path) -> None:
     assert (champion(), kinds()) == (None, ["decision", "refusal"])
 
 
+@pytest.mark.long
 def test_silence_is_no_and_an_answer_after_it_is_refused(project: Path) -> None:
     from flows.release import release
     from flows.retrain import retrain
@@ -460,6 +469,7 @@ def test_silence_is_no_and_an_answer_after_it_is_refused(project: Path) -> None:
     assert (again.name, "was not approved (nobody answered" in again.message) == ("Nothing to do", True)
 
 
+@pytest.mark.long
 def test_a_champion_of_meanwhile_stays(project: Path) -> None:
     from flows.release import release
 

@@ -42,6 +42,7 @@ def test_it_is_the_one_of_the_flows_where_none_is_named(monkeypatch: pytest.Monk
     assert interpreter.stages_python() == sys.executable
 
 
+@pytest.mark.long
 def test_a_flow_runs_dvc_and_its_stages_in_an_environment_without_prefect(
     empty: Path, stages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_one_without_this_checkout_is_refused(tmp_path: Path, monkeypatch: pytes
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("reproduce", "v2"), ("serve",)], ids=" ".join)
 def test_a_flow_is_refused_before_anything_starts(project: Path, words: tuple[str, ...]) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

@@ -44,6 +44,7 @@ FOR_A_PASSWORD = "a script", "the usual password", "an invented token"
 """Strangers whom only the password keeps out, and so, of Prefect, Prefect itself."""
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of what the servers import
 @pytest.mark.parametrize("name", ["prefect", "mlflow"])
 def test_a_server_starts_behind_the_fence_with_its_password(

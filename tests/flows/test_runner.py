@@ -17,6 +17,8 @@ from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
 from prefect.states import AwaitingRetry, Completed, Scheduled
 from prefect.types.entrypoint import EntrypointType
 
+pytestmark = pytest.mark.long
+
 END = "CLINRL_TEST_END"
 """Variable: the file that ends the flow."""
 

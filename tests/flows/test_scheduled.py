@@ -126,6 +126,7 @@ def test_a_branch_with_code_of_somebody_else_is_refused(settled: Path) -> None:
     assert f"branch {BRANCH} changes dvc.yaml, which no retraining does" in state.message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_in_git", [True, False])
 def test_lines_of_the_audit_log_that_are_not_committed_are_committed_first(project: Path, is_in_git: bool) -> None:
     """A clone would not have them, and two logs that have both grown cannot be merged."""
@@ -148,6 +149,7 @@ def test_lines_of_the_audit_log_that_are_not_committed_are_committed_first(proje
 RECORDS = Path("data/sources/MIETIC.csv")
 
 
+@pytest.mark.long
 def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flows import turns
 
@@ -159,6 +161,7 @@ def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: py
     assert files() == before
 
 
+@pytest.mark.long
 def test_records_that_git_ignores_are_read_where_they_are_or_the_run_is_refused(project: Path) -> None:
     """Served records are mined by a scheduled run, which works in a clone."""
     from prefect import flow

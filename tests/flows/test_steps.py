@@ -111,6 +111,7 @@ def locked(here: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("locked")
 def test_a_lock_held_by_another_dvc_is_told_from_a_failure(here: Path) -> None:
     from flows import steps

@@ -45,6 +45,7 @@ def python(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_repro_reads_no_pickle_and_a_planted_one_is_heard(empty: Path, heard: Path, tmp_path: Path) -> None:
     repro = ["repro", "dataset@d1"]  # twice: then there is nothing to do, and DVC asks what it remembers
     python("-c", f"from dvc.cli import main; assert [main({repro}), main({repro})] == [0, 0]")

@@ -32,6 +32,8 @@ from clinrl.watching.counts import Counts
 from clinrl.watching.standing import DRIFT, was_acted_on
 from processes import eventually, free_port
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

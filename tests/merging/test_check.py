@@ -42,6 +42,7 @@ def checked(folder, merged="out"):
     return check.check(folder / "base", [(folder / "adapter", 1.0)], folder / merged, PROMPTS)
 
 
+@pytest.mark.long
 def test_a_fold_passes_well_within_the_tolerance(folded):
     kind, folder = folded
     found = checked(folder)

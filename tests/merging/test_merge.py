@@ -145,6 +145,7 @@ def test_a_fold_is_that_of_peft_to_the_bit_and_nearer_than_its_safe_way(made, tm
         assert wrong < 0.001 * sum(value.numel() for value in exact.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folded_model_needs_no_peft_and_says_the_same(made, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(safetensors_io, "MAX_SHARD_BYTES", 6_000)
@@ -360,6 +361,7 @@ def project(trained, tmp_path, monkeypatch):
     return dolls.params(merges=MERGES)
 
 
+@pytest.mark.long
 def test_a_fold_is_a_sealed_checked_model_that_loads_like_a_base(project):
     merge.stage(project, "v1-full")
     folder = paths.merged("v1-full")
@@ -387,6 +389,7 @@ def test_a_fold_is_a_sealed_checked_model_that_loads_like_a_base(project):
     assert dolls.files(folder) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", MERGES["blends"])
 def test_a_blend_is_sealed_and_says_how_far_it_is_from_the_sum(project, method):
     fields = read_manifest(paths.adapter("v3")).model_dump(exclude={"files"})

@@ -196,6 +196,7 @@ def test_scores_that_are_no_numbers_draw_a_word_of_the_vocabulary():
     assert set(words.tolist()) <= {0, 1}
 
 
+@pytest.mark.long
 def test_drawn_completions_are_spread_as_those_of_generate(doll):
     model, tokenizer, _, _, ids = doll
     rows, config = [ids[0]] * 4000, settings(tokenizer, **DRAWN)

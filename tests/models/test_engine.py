@@ -121,6 +121,7 @@ def prompts(count: int = 6) -> list[Prompt]:
     return [Prompt(case.id, task.prompt(case.facts)) for case in list(read_cases(paths.cases("d1"), task))[:count]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["", "v1"])
 @pytest.mark.parametrize("thinking", [True, False])
 def test_greedy_it_writes_the_tokens_of_transformers(
@@ -140,6 +141,7 @@ def test_greedy_it_writes_the_tokens_of_transformers(
     assert len(done) == len(asked)
 
 
+@pytest.mark.long
 def test_the_adapter_is_another_model_and_the_base_stays_what_it_was(
     connect: Callable[..., Engine], server: engines.Imitation
 ) -> None:
@@ -154,6 +156,7 @@ def test_the_adapter_is_another_model_and_the_base_stays_what_it_was(
     assert server.adapters == {engine.name_of(paths.adapter(v)): paths.adapter(v).resolve() for v in ("v1", "v2")}
 
 
+@pytest.mark.long
 def test_a_drawn_completion_depends_on_nothing_beside_it(connect: Callable[..., Engine]) -> None:
     served, how = connect(at_once=3), HOW | {"temperature": 1.5}
     asked = prompts()
@@ -236,6 +239,7 @@ def test_a_server_elsewhere_shows_a_certificate_of_its_host_that_is_trusted_here
 # Episodes
 
 
+@pytest.mark.long
 def test_episodes_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn goes on from the tokens of those before it; the model was taught to call a tool and then another."""
     monkeypatch.setattr(vllm_client, "PAUSES_S", (0.0,))
@@ -531,6 +535,7 @@ def seeing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_above_a_checkpoint_with_images_an_adapter_is_served_by_the_names_of_the_checkpoint(
     seeing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,6 +576,7 @@ def test_an_adapter_that_does_not_fit_a_checkpoint_with_images_is_refused(seeing
 # An exam
 
 
+@pytest.mark.long
 def test_an_exam_names_its_sampler_and_is_compared_with_no_other(
     project: Path, server: engines.Imitation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

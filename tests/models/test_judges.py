@@ -24,6 +24,8 @@ from clinrl.training import callback, launch, worker
 from clinrl.types import Message, Transcript
 from samplers import ScriptedSampler
 
+pytestmark = pytest.mark.long
+
 TEXTS = [
     "With a cough a scan is usually not appropriate.",
     "Headache",

@@ -126,6 +126,7 @@ def test_a_time_is_said_as_a_person_would(seconds: float, said: str) -> None:
     assert step_time.seconds(seconds) == said
 
 
+@pytest.mark.long
 def test_this_cpu_is_measured_by_a_process_that_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nvidia-smi torch may have one all the same, whose memory this process would keep."""
     run, shown = subprocess.run, []

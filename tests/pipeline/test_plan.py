@@ -136,6 +136,7 @@ def test_nothing_built_is_missing(dvc_project, capsys):
     assert {row[stage] for row in rows(capsys) for stage in plan.STAGES} == {"missing"}
 
 
+@pytest.mark.long
 def test_states_follow_dvc(dvc_project, capsys):
     dvc("repro", "-q", "train@v1")
     plan.stage(dvc_project, "v1")
@@ -199,6 +200,7 @@ def test_the_tree_of_a_task(dvc_project, valid, capsys):
         plan.draw(params, "esl", gates={})
 
 
+@pytest.mark.long
 def test_dvc_says_the_same(dvc_project):
     """A real project, changed in one way after the other; each change is still there when the next one comes."""
     dvc("repro", "-q")
@@ -226,6 +228,7 @@ def test_dvc_says_the_same(dvc_project):
     assert ours() == judged()
 
 
+@pytest.mark.long
 def test_a_cache_elsewhere_is_found(dvc_project, tmp_path):
     dvc("config", "--local", "cache.dir", str(tmp_path / "elsewhere"))
     dvc("repro", "-q", "train@v1")
@@ -240,6 +243,7 @@ def test_dvc_says_the_same_of_the_committed_tree(monkeypatch):
     assert ours() == judged()
 
 
+@pytest.mark.long
 def test_the_plan_of_the_committed_tree_takes_seconds(monkeypatch):
     before = os.times()
     done = subprocess.run(

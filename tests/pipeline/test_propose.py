@@ -319,6 +319,7 @@ def test_the_same_command_prints_a_draft_that_waits_and_makes_no_other(project, 
     assert json.loads(capsys.readouterr().out)["name"] == "esi-v4"
 
 
+@pytest.mark.long
 def test_more_cases_of_a_rule_are_drawn_where_it_is_emphasised():
     def share(emphasis):
         cases = list(TASK.cases(1500, 3, pool="train", mix="natural", emphasis=emphasis))

@@ -35,6 +35,7 @@ def emptied(suffix: str) -> dict[Path, bytes]:
     return found
 
 
+@pytest.mark.long
 def test_every_committed_page_is_written_again_from_json_byte_for_byte(params, monkeypatch, capsys):
     for drawing in ("confusion", "curves", "groups", "arms"):
         monkeypatch.setattr(figures, drawing, lambda *arguments, **options: None)
@@ -47,6 +48,7 @@ def test_every_committed_page_is_written_again_from_json_byte_for_byte(params, m
     assert capsys.readouterr().out == "", "what did not change is not listed"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("real")
 @pytest.mark.parametrize("names", [["esi-v43"], pytest.param([], marks=pytest.mark.slow)])
 def test_every_figure_is_drawn_again_as_dvc_lock_has_it(params, names):

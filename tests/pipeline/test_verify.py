@@ -136,6 +136,7 @@ def verdicts(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     return verdicts
 
 
+@pytest.mark.long
 def test_a_deterministic_lineage_is_equal_file_by_file(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +180,7 @@ def test_who_cannot_sign_hears_so_before_the_rebuild(verdicts, monkeypatch: pyte
         verdicts("steady", attest=True)
 
 
+@pytest.mark.long
 def test_a_file_that_changes_with_the_hash_seed_is_named_and_nothing_attested(project: Path, verdicts) -> None:
     code, report = verdicts("sets", hash_seed=2, attest=True)
     assert code == 1
@@ -274,6 +276,7 @@ def test_a_version_that_was_never_built_is_refused(verdicts) -> None:
         verdicts("esi-base")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupt_ends_the_rebuild_and_leaves_nothing(project: Path, tmp_path: Path, number: int) -> None:
     started = tmp_path / "started"

@@ -62,6 +62,7 @@ def assert_sound(bill: dict[str, Any]) -> None:
     assert used <= {*refs}
 
 
+@pytest.mark.long
 def test_the_committed_bill_is_that_of_this_checkout(bill: dict[str, Any]) -> None:
     assert (ROOT / bom.FILE).read_text(encoding="utf-8") == bom.text(bill), "run `make bom`"
 

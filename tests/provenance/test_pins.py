@@ -59,6 +59,7 @@ def pinned_here(environment: str) -> dict[str, str]:
     return {pin.name: pin.version for pin in found if "+" not in pin.version}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("environment", FILES)
 def test_everything_that_is_asked_for_is_pinned(environment: str) -> None:
     """From pyproject.toml on, through what each installed library asks for: so that no installer has to resolve."""

@@ -57,6 +57,7 @@ def project(valid: dict[str, Any], checkout: Path) -> Path:
 STATEMENT = Path(".clinrl/provenance/train@v2.json")
 
 
+@pytest.mark.long
 def test_every_stage_is_what_dvc_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands, inputs, parameters and outputs of all stages in the project's own dvc.lock."""
     monkeypatch.chdir(ROOT)

@@ -34,6 +34,7 @@ def examined(request):
     return request.param, exam, learn(exam, groups)
 
 
+@pytest.mark.long
 def test_cases_like_those_of_the_exam_are_familiar(examined):
     """Measured: 9 of 800 cases of esi-m2 and 2 of 600 of imaging-m1 are taken for novel."""
     task, exam, kept = examined

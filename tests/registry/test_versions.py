@@ -156,6 +156,7 @@ def folder_of(entry):
     return Path(urlsplit(model.artifact_location).path)
 
 
+@pytest.mark.long
 def test_a_version_says_where_it_comes_from(shown):
     entry = find("esi", "v2")
 
@@ -361,7 +362,8 @@ def test_registering_again_adds_nothing(project, first):
     assert len(after.outputs.model_outputs) == 1
 
 
-def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, first, tmp_path_factory, monkeypatch):
+def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, tmp_path_factory, monkeypatch):
+    first = register(project, "v1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copytree("data", elsewhere / "data")
@@ -373,6 +375,7 @@ def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, first, tmp
     assert not (elsewhere / "mlruns").exists()
 
 
+@pytest.mark.long
 def test_a_store_that_was_moved_with_its_artefacts_is_whole_at_its_new_place(
     project, first, tmp_path_factory, monkeypatch
 ):
@@ -540,6 +543,7 @@ def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_
         assert [path.name for path in elsewhere.iterdir()] == ["kept"], table
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("link", ["reports", "reports/report.md", "README.md"])
 def test_nothing_is_written_through_a_link_among_the_files_of_a_run(project, tmp_path_factory, link):
     entry = register(project, "v1")
@@ -794,6 +798,7 @@ def test_one_name_is_registered_by_one_command_at_a_time(project):
         register(project, "v1")
 
 
+@pytest.mark.long
 def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_factory, monkeypatch):
     """Forks, which need not import anything: what two processes do in one store is what is looked at."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
@@ -829,6 +834,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
     assert pyfunc.read(folder_of(entry)).name == "v1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "look"), [(mlflow_store, "_runs"), (log_run, "logged_models"), (versions, "_versions")]
 )

@@ -90,6 +90,7 @@ def written_order(written: dict[str, str]) -> list[str]:
     return sorted(written, key=[*(f"{paper}.md" for paper in dossier.PAPERS), dossier.HTML, dossier.NUMBERS].index)
 
 
+@pytest.mark.long
 def test_every_value_is_what_its_file_says_at_its_key(committed):
     """The record is followed with a reader of its own, and no value of a page stands without a mark."""
     dossier.stage(committed, PARAMS, "esi-v49")
@@ -114,6 +115,7 @@ def test_the_committed_reports_make_the_same_bytes_twice_and_no_time_is_in_them(
     assert not re.search(r"\b20\d\d-\d\d-\d\d", "".join(first.values()))
 
 
+@pytest.mark.long
 def test_a_dossier_that_says_not_here_is_written_and_is_no_success(committed, capsys):
     assert cli.main(["dossier", "esi-v49"]) == 1
     assert "| adapter, its manifest | not here; `dvc repro` builds it" in pages("esi-v49")["README.md"]
@@ -124,6 +126,7 @@ def test_a_dossier_that_says_not_here_is_written_and_is_no_success(committed, ca
     assert cli.main(["dossier", "esi-v49"]) == 0
 
 
+@pytest.mark.long
 def test_a_missing_artefact_is_said_to_be_not_done(committed):
     shutil.rmtree(paths.report("esi-v49-5"))
     Path("dvc.lock").unlink()
@@ -151,6 +154,7 @@ def test_plan_and_preregistration_are_shown_as_soon_as_there_are_any(committed):
     assert re.search(r"\| measure \| macro_f1 \[S\d+\] \|", after["preregistration.md"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keys", [("metrics", "exact", "value"), ("slices", "rule", "acs", "critical_under", "n")])
 def test_an_altered_number_stops_the_check_with_file_key_and_both_values(committed, keys):
     dossier.stage(committed, PARAMS, "esi-v49")
@@ -162,6 +166,7 @@ def test_an_altered_number_stops_the_check_with_file_key_and_both_values(committ
     assert re.search(r"has (0\.\d+|\d+) at", said)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "keys", "value", "other"),
     [
@@ -195,6 +200,7 @@ def test_a_recipe_edited_after_the_training_stops_it(committed):
         dossier.stage(load_params(PARAMS), PARAMS, "esi-v49")
 
 
+@pytest.mark.long
 def test_a_report_on_another_adapter_than_the_one_here_stops_it(committed):
     with staged(paths.adapter("esi-v49")) as out:
         fields = {"kind": "adapter", "name": "esi-v49", "task": "esi", "task_version": 1}
@@ -211,6 +217,7 @@ def exact() -> float:
     return json.loads(Path(THINK).read_text())["metrics"]["exact"]["value"]
 
 
+@pytest.mark.long
 def test_an_altered_page_or_record_or_an_older_file_stops_the_check(committed):
     dossier.stage(committed, PARAMS, "esi-v49")
     folder = paths.dossier("esi-v49")
@@ -231,6 +238,7 @@ def test_an_altered_page_or_record_or_an_older_file_stops_the_check(committed):
         dossier.stage(committed, PARAMS, "esi-v49", check=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "value", [None, 5, "text", [], {}, [[]], {"exact": {"value": "x", "low": 0, "high": 0, "n": 1}}]
 )
@@ -250,6 +258,7 @@ def test_a_file_that_is_no_json_is_refused(committed):
         dossier.stage(committed, PARAMS, "esi-v49")
 
 
+@pytest.mark.long
 def test_the_command_says_what_differs_and_exits_with_1(committed, capsys):
     value = exact()
     assert cli.main(["dossier", "esi-v49", "--out", "papers"]) == 1  # git has no adapters

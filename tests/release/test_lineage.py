@@ -61,6 +61,7 @@ def broken(params, name="v2"):
     return {(link.version, link.link): link.says for link in lineage.walk(params, name) if link.state == "broken"}
 
 
+@pytest.mark.long
 def test_a_released_lineage_holds_from_the_approver_to_the_base(shown):
     links = lineage.walk(shown, "v2")
     assert [(link.version, link.link) for link in links] == [
@@ -240,6 +241,7 @@ def test_a_registry_that_is_not_there_breaks_its_links_only(params):
     assert "run `clinrl register v2`, then `clinrl promote v2`" in found["v2", "registry"]
 
 
+@pytest.mark.long
 def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(params):
     """Registered again, and approved by somebody else: the audit log tells of both approvals and both promotions."""
     shutil.rmtree("mlruns")

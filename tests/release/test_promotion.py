@@ -82,6 +82,7 @@ def trained_anew(params):
         versions.register(params, name)
 
 
+@pytest.mark.long
 def test_a_first_champion_is_decided_upon_approved_and_named(params):
     decision = decisions.decide(params, "v2")
     assert decision.promote
@@ -287,6 +288,7 @@ def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_
         decisions.decide(params, "v1")
 
 
+@pytest.mark.long
 def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     first = versions.find("esi", "v2")
     shutil.copytree("data", "kept")
@@ -625,6 +627,7 @@ def test_without_a_champion_there_is_nothing_to_be_better_than(params):
     assert "budget" not in audit_log.read(paths.audit_log(), keyring())[-1].body
 
 
+@pytest.mark.long
 @after("v2")
 def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_version_does(params):
     for name in ("v2", "v2-full"):

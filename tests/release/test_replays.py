@@ -118,6 +118,7 @@ def test_a_promotion_names_as_approver_who_signed(params):
     assert says == f"{paths.audit_log()} names 'Grace Hopper' as approver of v1, and somebody else signed"
 
 
+@pytest.mark.long
 @after("v1")
 @pytest.mark.parametrize("of", ["another version", "another v2", "nothing known", "a refused one"])
 def test_a_full_model_is_champion_on_the_approval_of_the_very_version_of_which_it_is_made(params, of):
@@ -159,6 +160,7 @@ def test_what_a_full_model_is_made_of_is_not_taken_from_whoever_writes_to_the_re
         standing.check_servable(params, entry, "champion")
 
 
+@pytest.mark.long
 def test_a_rollback_is_approved_for_one_turn(params, ada):
     approved = with_approver(ada)
     release(approved, ada, "v2")
@@ -192,6 +194,7 @@ def test_a_promotion_is_approved_for_one_turn(params):
     assert any("approved for another turn" in one for one in broken(params, "v1"))
 
 
+@pytest.mark.long
 @after("v2")
 def test_a_full_model_that_was_taken_back_needs_an_approval_of_its_own(params):
     """That of its version held for it once. A decision since then, which anybody's question makes, is no yes."""

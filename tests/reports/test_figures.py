@@ -18,6 +18,7 @@ HISTORY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_plots_are_the_same_bytes_whatever_the_machine_prefers(tmp_path):
     figures.confusion(COUNTS, "v1, mode think", tmp_path / "a.png")
     figures.curves(HISTORY, "Training of v1", tmp_path / "b.png")

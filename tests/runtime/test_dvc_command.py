@@ -128,6 +128,7 @@ def test_other_files_are_changed_in_dvcs_own_way(text: str, tmp_path: Path) -> N
         assert not isinstance(data.get("stages"), Stages)
 
 
+@pytest.mark.long
 def test_a_pipeline_ends_in_the_same_lock(tmp_path: Path) -> None:
     env = of_its_own(tmp_path)
     locks = []
@@ -156,6 +157,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -196,6 +198,7 @@ def test_what_leads_out_of_a_folder_or_of_the_cache_is_not_pulled(
                 and remote not in path.parents and path != tmp_path / "evil"]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("repro", "--no-run-cache", "--single-item", "make"), ("pull", "make"), ("status",)])
 def test_a_digest_that_leads_out_of_the_cache_removes_and_reads_nothing(
     words: tuple[str, ...], begun: Path, tmp_path: Path

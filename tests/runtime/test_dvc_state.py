@@ -37,6 +37,7 @@ def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 
 
+@pytest.mark.long
 def test_dvc_keeps_its_pickles_in_a_folder_that_git_keeps(project: Path) -> None:
     (project / "dvc.yaml").write_text("stages:\n  a:\n    cmd: echo a > a\n    outs: [a]\n")
     words = [sys.executable, "-c", "import os; os.umask(0o022); from dvc.cli import main; main(['repro', '-q'])"]

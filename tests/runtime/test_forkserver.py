@@ -183,6 +183,7 @@ def test_the_server_ends_with_its_command_and_with_who_started_it(tmp_path):
         quietly_killed(family)
 
 
+@pytest.mark.long
 def test_an_interrupt_is_left_to_the_command_and_what_ends_the_server_s_process_ends_the_command(tmp_path):
     main = "import sys; from clinrl.runtime import forkserver as f; sys.exit(f.main(sys.argv[1:]))"
     slow = (

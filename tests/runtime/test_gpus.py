@@ -105,6 +105,7 @@ def test_a_training_is_not_shown_one_that_is_not_there(monkeypatch: pytest.Monke
         show_one(2)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cards")
 def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).resolve().parents[2]

@@ -85,6 +85,7 @@ def nothing_arrived() -> None:
 NAVIGATION = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "headers"),
     [

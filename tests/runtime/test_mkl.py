@@ -47,6 +47,7 @@ on_x86_linux = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @on_x86_linux
 def test_mkl_computes_as_on_zen_if_it_is_asked_before_its_first_product() -> None:
     """Where a product came first, an Intel processor keeps its own kernels, and it is said."""

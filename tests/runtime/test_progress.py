@@ -46,6 +46,7 @@ def test_nothing_is_said_where_the_system_counts_nothing(scheduler: Path, text: 
     assert progress.Queue().share() == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
 def test_a_thread_waits_for_the_one_processor_that_it_shares() -> None:
     def share() -> float:

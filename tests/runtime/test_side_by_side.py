@@ -106,6 +106,7 @@ def completes(project: Path) -> None:
         assert (project / "out" / name).read_text() == "whole\n"
 
 
+@pytest.mark.long
 def test_stages_begin_after_those_before_them_and_run_beside_others(project: Path) -> None:
     text = said(begun(project), 0)
     log = (project / "log").read_text().splitlines()
@@ -135,6 +136,7 @@ def test_a_stage_is_counted_before_it_begins(tmp_path: Path, monkeypatch: pytest
     assert counts == ["1", "1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["full scale", "one processor"])
 def test_stages_run_one_by_one(why: str, project: Path) -> None:
     allowed = os.sched_getaffinity(0)
@@ -150,6 +152,7 @@ def test_stages_run_one_by_one(why: str, project: Path) -> None:
     assert [line for line in log if line.startswith("end")] == [line.replace("begin", "end") for line in log[::2]]
 
 
+@pytest.mark.long
 def test_a_failure_names_its_stage_and_ends_the_others(project: Path) -> None:
     text = said(begun(project, fails="left", stays=("right",)), 255)
     assert "failed to reproduce 'left'" in text

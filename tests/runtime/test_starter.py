@@ -102,6 +102,7 @@ def who_is(words: str) -> Callable[[dict[int, str]], int]:
     return lambda family: next(pid for pid, said in family.items() if words in said)
 
 
+@pytest.mark.long
 def test_a_stage_ends_with_its_dvc_and_the_same_command_completes(project: Path) -> None:
     process = begun(project, DVC)
     number_in(project / "pid")
@@ -141,6 +142,7 @@ def test_a_stage_whose_dvc_was_gone_before_it_could_look_does_not_begin(project:
     assert not (project / "pid").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "victim", [itself, pytest.param(who_is("dvc_command repro"), marks=pytest.mark.faults)], ids=["make", "dvc"]
 )
@@ -157,6 +159,7 @@ def test_the_demo_names_make_as_its_starter() -> None:
     assert "exec $(DVC) --side-by-side repro" in recipe
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "both", [pytest.param(False, marks=pytest.mark.faults), True], ids=["supervisor", "flow-and-supervisor"]
 )
@@ -178,6 +181,7 @@ def test_a_stage_of_a_closed_terminal_ends(project: Path) -> None:
     gone(family)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", ["{python} stage.py &", pytest.param("nohup {python} -m dvc repro &", marks=pytest.mark.faults)]
 )

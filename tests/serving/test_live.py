@@ -62,6 +62,7 @@ def answers(one: Running, count: int) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.long
 def test_a_new_candidate_is_asked_at_the_next_look_and_each_answer_is_by_whom_it_names(project: Any) -> None:
     with running(project) as one, ThreadPoolExecutor(4) as pool:
         expected, asked, done = answers(one, 3), prompts(3), threading.Event()
@@ -86,6 +87,7 @@ def test_a_new_candidate_is_asked_at_the_next_look_and_each_answer_is_by_whom_it
     assert all(content == expected[name][number] for name, number, content in heard)
 
 
+@pytest.mark.long
 def test_a_version_that_lost_its_names_is_closed_when_nobody_can_wait_for_it(project: Any) -> None:
     with running(project, keep_s=0.0) as one:
         first = one.live.names[CANDIDATE]
@@ -102,6 +104,7 @@ def test_a_version_that_lost_its_names_is_closed_when_nobody_can_wait_for_it(pro
         assert one.client.chat.completions.create(model="v2", messages=prompts(1)[0], max_tokens=2).model == "v2"
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_when_a_version_is_closed_harms_no_other_and_no_rollback(
     project: Any, monkeypatch: Any, capfd: Any
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_server_that_is_away_when_a_version_is_closed_harms_no_other_and_no_ro
         assert not first.folder.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("altered", ["adapter/adapter_model.safetensors", "base/model.safetensors", "served.json"])
 def test_what_was_altered_is_refused_and_the_one_before_goes_on(project: Any, capfd: Any, altered: str) -> None:
     with running(project) as one:
@@ -144,6 +148,7 @@ def test_what_was_altered_is_refused_and_the_one_before_goes_on(project: Any, ca
         assert "esi@candidate is v1" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_an_adapter_that_does_not_fit_leaves_the_others_as_they_are(project: Any, monkeypatch: Any) -> None:
     """Signed as it is: what it does is seen when it is opened alone."""
     with running(project) as one:
@@ -175,6 +180,7 @@ def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project
     assert re.match(r"nothing is served yet: .*; `clinrl versions esi` lists what there is$", live.lack())
 
 
+@pytest.mark.long
 def test_what_was_trained_on_a_waiver_is_not_served_without_its_tag_either(project: Any, capfd: Any) -> None:
     manifest = paths.adapter("v2") / "manifest.json"
     content = json.loads(manifest.read_text())
@@ -204,6 +210,7 @@ def test_the_champion_that_was_approved_is_served_until_the_lines_of_the_next_co
     live.end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"), KeyError("lora_A")])
 def test_a_candidate_that_cannot_be_opened_hinders_no_rollback_and_is_not_copied_at_each_look(
     released: Any, monkeypatch: Any, capfd: Any, fault: Exception
@@ -327,6 +334,7 @@ def test_a_project_without_a_model_serves_nothing_and_says_so(tmp_path: Path, mo
     assert "nothing is served yet: esi has neither a champion nor a candidate; " in live.lack()
 
 
+@pytest.mark.long
 def test_who_may_approve_is_read_again_and_a_champion_that_nobody_approved_is_not_served(
     released: Any, tmp_path: Path, capfd: Any
 ) -> None:

@@ -71,6 +71,7 @@ def held(one: Running, fault: Exception | None = None):
 # What is answered
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("thinking", [True, False])
 def test_the_answer_is_that_of_the_exam_whole_and_in_pieces_alone_and_together(served: Running, thinking: bool) -> None:
     sampler, written = exam(exhibits.params(), "v2", 4, thinking=thinking)
@@ -196,6 +197,7 @@ def test_a_candidate_that_fails_beside_a_sound_champion_ends_nothing(released: A
         assert health(one)["/health/live"] == (200, "ok")
 
 
+@pytest.mark.long
 def test_a_process_that_fails_again_and_again_is_to_be_started_anew_and_an_answer_clears_it(served: Running) -> None:
     def ask() -> int:
         return httpx.post(f"{served.url}/chat/completions", json=body(max_tokens=1), timeout=60).status_code
@@ -249,6 +251,7 @@ def test_bodies_routes_hosts_and_pages_of_others_are_refused_alike(served: Runni
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
 
 
+@pytest.mark.long
 def test_without_the_token_nobody_is_answered(project: Any) -> None:
     token = "a-token-of-some-length"
     with running(project, token=token) as one:
@@ -282,6 +285,7 @@ def test_another_host_needs_a_token_that_is_one(monkeypatch: pytest.MonkeyPatch,
     assert cli.main(["serve", "esi-v49"]) == 2
 
 
+@pytest.mark.long
 def test_who_comes_when_all_places_are_taken_is_told_when_to_ask_again(project: Any) -> None:
     bounds = Bounds(at_once=1, queue=1, tokens=8, request_s=60.0)
     with running(project, bounds=bounds) as one, held(one) as (entered, going), ThreadPoolExecutor(2) as pool:
@@ -296,6 +300,7 @@ def test_who_comes_when_all_places_are_taken_is_told_when_to_ask_again(project: 
         assert [answer.result().status_code for answer in waiting] == [200, 200]
 
 
+@pytest.mark.long
 def test_an_answer_that_takes_too_long_or_that_nobody_waits_for_is_given_up(project: Any) -> None:
     bounds = Bounds(at_once=1, queue=8, tokens=8, request_s=0.5)
     with running(project, bounds=bounds) as one:
@@ -322,6 +327,7 @@ def test_a_failure_is_told_and_the_next_request_is_answered(served: Running) -> 
     assert httpx.post(f"{served.url}/chat/completions", json=body(max_tokens=2)).status_code == 200
 
 
+@pytest.mark.long
 def test_nothing_that_a_client_sends_is_written_down(served: Running, capfd: Any, caplog: Any) -> None:
     caplog.set_level(logging.DEBUG)
     url = f"{served.url}/chat/completions"

@@ -64,6 +64,7 @@ def project(released: Any) -> Any:
     return released
 
 
+@pytest.mark.long
 def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(
     project: Any, capfd: Any, counted: list[str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_where_nothing_was_counted_the_report_is_no_good_news(project: Any, caps
     assert "the registry has no champion or candidate" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> None:
     with running(project, shadow=0.0) as one:
         for messages in prompts(40):
@@ -117,6 +119,7 @@ def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> N
     assert rows[0].served > rows[0].limit > rows[0].exam
 
 
+@pytest.mark.long
 def test_a_candidate_that_fails_is_counted_and_the_champion_answers(
     project: Any, capfd: Any, counted: list[str]
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_candidate_that_fails_is_counted_and_the_champion_answers(
     assert "a shadow failed: IndexError" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any, counted: list[str]) -> None:
     with running(project, shadow=1.0) as one:
         sampler, entered, going = one.live.names["esi@candidate"].sampler, threading.Event(), threading.Event()
@@ -154,6 +158,7 @@ def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any, counte
     assert total("v1")[shadow(), counts.SAME] + total("v1")[shadow(), counts.OTHER] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("most", "kept"), [(3, 3), (2, 2)])
 def test_what_could_not_be_written_down_is_written_later(
     project: Any, monkeypatch: Any, capfd: Any, most: int, kept: int
@@ -173,6 +178,7 @@ def test_what_could_not_be_written_down_is_written_later(
     assert store.match("esi", dict.fromkeys(asked, "1")) == kept
 
 
+@pytest.mark.long
 def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any, capfd: Any) -> None:
     Path("data/cases/x1/cases.jsonl").unlink()
     Path("data/cases/x1/manifest.json").unlink()

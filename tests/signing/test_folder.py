@@ -39,6 +39,7 @@ def public(key: keys.Key) -> Path:
     return Path("public.pem")
 
 
+@pytest.mark.long
 def test_the_stock_command_accepts_ours_and_refuses_a_change(model: Path) -> None:
     signer = keys.signer("embedded")
     folder.sign(model, signer)
@@ -62,6 +63,7 @@ def test_the_stock_command_accepts_ours_and_refuses_a_change(model: Path) -> Non
         folder.check(model, keys.keyring())
 
 
+@pytest.mark.long
 def test_we_accept_what_the_stock_command_signed(model: Path) -> None:
     key = keys.signer("embedded").key
     done = stock("sign", "key", model, "--signature", model / SIGNATURE, "--private_key", keys.PRIVATE)

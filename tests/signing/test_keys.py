@@ -253,6 +253,7 @@ def add(path: Path) -> None:
     subprocess.run(["ssh-add", "-q", path], check=True)
 
 
+@pytest.mark.long
 @ssh
 def test_an_agent_signs(checkout: Path, agent: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLINRL_SIGNING_KEY", "agent")

@@ -76,6 +76,7 @@ def site(params: Params) -> Path:
     return paths.site()
 
 
+@pytest.mark.long
 def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     assert not sites.dead(site)
     pages = sites.read(site)

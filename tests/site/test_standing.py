@@ -12,6 +12,7 @@ def stands(name: str) -> Standing:
     return standing(params, params.model(name), exam.reports, exam.agreement, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "state", "says"),
     [

@@ -137,6 +137,7 @@ def test_the_differences_that_decide(changed, rule, names):
     assert deciding(rule, differences(patient(**changed), PROTOCOL)) == names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mix", ["easy", "medium", "hard", "published"])
 def test_labels_are_what_the_rules_say(mix):
     for case, proposal, truth, record, found in each(drawn(mix)[:200]):
@@ -207,6 +208,7 @@ def test_hard_episodes_hold_overrides_with_their_matched_negatives():
     assert len(held & counterpart) / len(chosen) > 1 / 3
 
 
+@pytest.mark.long
 def test_every_length_that_is_published_is_learned_from():
     learned = {len(case.facts.proposals) for case in drawn("reporting", pool="base")}
     assert {len(case.facts.proposals) for case in drawn("published")} <= learned

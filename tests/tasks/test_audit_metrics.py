@@ -55,6 +55,7 @@ def test_where_the_actor_makes_no_error_nothing_is_dangerous():
     assert dangerous("A1 approve; A2 approve", SILENT) is None
 
 
+@pytest.mark.long
 @given(audits)
 def test_pooled_figures_are_those_of_scikit_learn(found):
     golds, answers = zip(*map(texts, found), strict=True)

@@ -59,6 +59,7 @@ def test_perfect_auditors_earn_all_there_is(policy, level):
     assert set(totals(policy, level)[level]) == {1.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", LEVEL_NAMES)
 def test_policies_that_do_not_read_earn_little(level):
     half_blind = mean("mediocre", level)

@@ -292,6 +292,7 @@ def test_neither_observations_nor_states_hold_anything_of_the_key():
     assert again == said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", ["coin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reader", "null"))]
 )

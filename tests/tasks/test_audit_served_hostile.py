@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
+@pytest.mark.long
 def test_no_request_breaks_the_server_or_keeps_it_busy(server: Served) -> None:
     rng = Random(7)
     seen: set[int] = set()
@@ -50,6 +51,7 @@ def test_no_request_breaks_the_server_or_keeps_it_busy(server: Served) -> None:
     assert server.log.read_text() == ""
 
 
+@pytest.mark.long
 def test_no_message_breaks_a_session_for_others(server: Served) -> None:
     rng = Random(8)
     socket = connect(server.socket)

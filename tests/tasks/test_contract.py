@@ -325,6 +325,7 @@ def test_omitting_a_rule_changes_the_answer_where_it_is_said_to(name: str) -> No
 # Reading and scoring
 
 
+@pytest.mark.long
 @of_one_turn
 @given(data=st.data())
 def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
@@ -648,6 +649,7 @@ CHANGED = (
 )
 
 
+@pytest.mark.long
 @tasks
 def test_a_version_means_what_it_meant(name: str) -> None:
     task = get_task(name)

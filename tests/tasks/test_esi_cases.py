@@ -25,6 +25,7 @@ def train() -> list[EsiCase]:
     return list(cases(1500, 3, pool="train", mix="natural"))
 
 
+@pytest.mark.long
 def test_the_label_is_the_rules_word_on_the_latent_facts(exam: list[EsiCase], train: list[EsiCase]) -> None:
     older = list(cases(300, 3, pool="train", mix="natural", edition="v4"))
     for case in exam + train + older:
@@ -66,6 +67,7 @@ def test_about_a_third_of_the_cases_lack_a_vital_sign(exam: list[EsiCase]) -> No
     assert 0.25 < sum(map(lacks, exam)) / len(exam) < 0.36
 
 
+@pytest.mark.long
 def test_a_trigger_that_fires_is_right_and_most_standard_words_fire(exam: list[EsiCase], train: list[EsiCase]) -> None:
     """The triggers know the standard terms alone, so synonyms and typing errors pass them by."""
     told = {
@@ -159,6 +161,7 @@ def test_patients_are_possible(exam: list[EsiCase], train: list[EsiCase]) -> Non
         assert set(case.key.denied).isdisjoint(p.findings)
 
 
+@pytest.mark.long
 def test_the_notes_have_the_words_of_a_department() -> None:
     corpus = cases(4000, 1, pool="base", mix="reporting")
     assert len({word for case in corpus for word in re.findall(r"[a-z]+", case.facts.narrative.lower())}) > 3000

@@ -81,6 +81,7 @@ def test_lines_are_what_the_records_dump(kind, tmp_path):
             assert TASK.pool_of(case.group) == use
 
 
+@pytest.mark.long
 @kinds
 def test_equal_sources_give_equal_bytes(kind, tmp_path):
     one, other = (files(kind, tmp_path / name) for name in "ab")
@@ -108,6 +109,7 @@ def test_the_task_works_on_imported_cases(kind, tmp_path):
                 assert TASK.score(case, Transcript(messages=(other,), stop="answered"), TASK.Reward()).total < gold
 
 
+@pytest.mark.long
 @kinds
 def test_what_came_after_triage_changes_nothing_and_appears_nowhere(kind, tmp_path):
     one, other = (files(kind, tmp_path / name) for name in ("plain", "changed"))
@@ -146,6 +148,7 @@ def imported_mark() -> bytes:
 # MIMIC-IV-ED
 
 
+@pytest.mark.long
 def test_patients_never_cross_pools(tmp_path):
     synthetic.mimic_iv_ed(tmp_path, 500, 1)
     cases = {use: [json.loads(line) for line in taken(tmp_path, use)[0]] for use in USES}
@@ -512,6 +515,7 @@ def test_a_missing_column_is_named(tmp_path):
 # The shipped files
 
 
+@pytest.mark.long
 @kinds
 def test_the_shipped_files_are_what_the_script_writes(kind, tmp_path):
     rows = {"mietic-validation": 50, "mietic": 120, "mimic-iv-ed": 300}[kind]

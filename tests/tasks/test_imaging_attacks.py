@@ -69,12 +69,14 @@ def found(reward: Reward, judge: Callable[[str], str]) -> dict[str, tuple[float,
     return margins(known(), reward, answered(judge))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arm", PUBLISHED)
 def test_published_arms_fall_for_what_is_declared(arm):
     earned = found(PUBLISHED[arm], gullible_judge)
     assert {name for name, pair in earned.items() if not withstood(*pair)} == FOOLED[arm]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("judge", [honest_judge, gullible_judge])
 @pytest.mark.parametrize("arm", CORRECTED)
 def test_corrected_arms_withstand_what_they_claim(arm, judge):

@@ -30,6 +30,7 @@ def drawn(pool="train", mix="natural", n=2200):
     return tuple(cases(n, 17, pool=pool, mix=mix))
 
 
+@pytest.mark.long
 def test_labels_have_the_published_mix():
     for chosen, mix in (
         (drawn(), NATURAL),

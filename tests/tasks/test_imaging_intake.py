@@ -69,6 +69,7 @@ def written(folder: Path, records: list, name: str = "records.jsonl") -> Path:
 # What is taken
 
 
+@pytest.mark.long
 @forms
 def test_lines_are_what_the_records_dump(form, tmp_path):
     path = synthetic.write(tmp_path, 120, 1, form)
@@ -83,11 +84,13 @@ def test_lines_are_what_the_records_dump(form, tmp_path):
             assert TASK.pool_of(case.group) == use
 
 
+@pytest.mark.long
 def test_all_formats_give_the_same_cases(tmp_path):
     found = [everything(synthetic.write(tmp_path, 60, 1, form))[0] for form in synthetic.FORMATS]
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.long
 @forms
 def test_equal_sources_give_equal_bytes_and_refusals(form, tmp_path):
     one, other = (synthetic.write(tmp_path / name, 60, 1, form) for name in "ab")
@@ -445,6 +448,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory, data):
 # Pools
 
 
+@pytest.mark.long
 def test_the_procedures_of_a_variant_are_in_one_pool(tmp_path):
     path = synthetic.write(tmp_path, 600, 1, "jsonl")
     cases = {use: [json.loads(line) for line in taken(path, use)[0]] for use in USES}

@@ -65,6 +65,7 @@ ROWS = {
 }
 
 
+@pytest.mark.long
 def test_the_page_says_of_which_studies_statements_are_false():
     """From the committed records of the exam, whose cases are drawn again."""
     exam = list(draw(load_params(ROOT / "params.yaml").datasets["imaging-x2"]))
@@ -137,6 +138,7 @@ def test_an_empty_think_block_has_said_nothing():
     assert (found["statement_recall"], found["statement_precision"], found["contradiction"]) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.long
 def test_lessons_are_of_the_base_pool_and_show_paraphrases_of_gold():
     pairs = list(TASK.judged.lessons("judge", 300, 5))
     assert len(pairs) == 300

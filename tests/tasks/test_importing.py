@@ -236,6 +236,7 @@ def lines_of(path: Path) -> list[str]:
 # Stages
 
 
+@pytest.mark.long
 def test_an_import_and_its_proof(project):
     for name in ("mietic-36", "mietic-train", "mimic-mine"):  # one of each source; the use changes no check
         dataset.stage(project, name)

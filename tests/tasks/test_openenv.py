@@ -141,6 +141,7 @@ def test_the_reward_of_a_version_is_paid(monkeypatch) -> None:
     assert len(opened) == 1
 
 
+@pytest.mark.long
 def test_the_manifest_says_what_the_code_does(any_task: tuple[Task, Served], tmp_path, capsys) -> None:
     from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
 

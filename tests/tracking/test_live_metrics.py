@@ -146,6 +146,7 @@ def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.long
 def test_a_trainer_that_was_killed_leaves_no_run_that_looks_alive(project):
     folder = scratch(project, "v1")
     mlflow_store.prepare(mlflow_store.STORE.absolute())  # as a copy; the follower would make one, which takes longest
@@ -175,6 +176,7 @@ def test_a_server_that_is_away_is_said_once(project, monkeypatch, capfd):
     assert capfd.readouterr().err == unanswered(port)
 
 
+@pytest.mark.long
 def test_a_server_that_stops_to_answer_is_said_by_the_process_and_not_waited_for(project, monkeypatch, capfd):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]

@@ -24,6 +24,7 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.int
 NAMES = st.text("abc_1", min_size=1)
 
 
+@pytest.mark.long
 @given(st.dictionaries(NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner), max_leaves=12)))
 def test_a_recipe_is_flattened_to_text_and_nothing_is_lost(spec):
     def leaves(value):
@@ -225,6 +226,7 @@ def test_a_store_that_another_process_keeps_locked_is_one_sentence(tmp_path, mon
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("real")
 def test_who_is_killed_while_a_store_is_made_leaves_none(tmp_path, monkeypatch):
     from alembic import command

@@ -171,6 +171,7 @@ class Killed(BaseException):
     """An end that nothing in a run catches or prepares for."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_run_that_was_cut_short_continues_to_the_same_bytes(trained, monkeypatch, capfd, version):
     untouched = dolls.files(paths.adapter(version))

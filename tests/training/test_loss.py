@@ -129,6 +129,7 @@ def both(trainer: SharedLossTrainer, inputs: dict[str, torch.Tensor], loss_type:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 @given(
     inputs=batches(),
@@ -168,6 +169,7 @@ def fine_tuning() -> loss.CheckedSFTTrainer:
     return trainer
 
 
+@pytest.mark.long
 @given(
     lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=6),
     shown=st.integers(0, LONGEST),
@@ -217,6 +219,7 @@ def test_the_entropy_of_dead_rows_leaves_out_what_tools_wrote(trainers):
     assert ours == pytest.approx(both(trainers("qwen3"), alive, "dapo")[0][2]["entropy"], rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_bfloat16_both_are_as_far_from_the_gradient_in_float32(trainers, family):
     rounded, distances = trainer_of(family, torch.bfloat16), []
@@ -444,6 +447,7 @@ def history_of(files: dict[str, bytes]) -> list[dict]:
     return [json.loads(line) for line in files["history.jsonl"].splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -469,6 +473,7 @@ def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(
     assert manifest.spec["trainer"]["loss_path"] == "shared"
 
 
+@pytest.mark.long
 def test_a_training_on_the_shared_path_of_generation_writes_its_own_completions_again():
     with mock.patch.object(loss, "complete", wraps=loss.complete) as complete:
         shared = trained.__wrapped__(generation_path="shared")
@@ -585,6 +590,7 @@ def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_sto
     assert {entry[AGREES] for entry in history} == {0.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_killed_run_goes_on_on_the_path_it_was_on(project, monkeypatch, is_right):
     untouched = trained(loss_path="shared") if is_right else trained_on_a_wrong_path()[0]

@@ -49,6 +49,7 @@ def state() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "name", "sentence"),
     [
@@ -65,6 +66,7 @@ def test_each_place_is_told_with_its_key(
     assert state()["state"] == "failed"
 
 
+@pytest.mark.long
 def test_with_a_smaller_micro_batch_it_goes_on_from_its_checkpoint(
     full: Params, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

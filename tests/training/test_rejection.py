@@ -172,6 +172,7 @@ def project(trained, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_version_says_what_was_sampled_and_trained(trained, monkeypatch):
     monkeypatch.chdir(trained)
     folder = paths.adapter("v4")
@@ -190,6 +191,7 @@ class Killed(BaseException):
     """An end that nothing in a run catches or prepares for."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["nowhere", "sampling", "steps"])
 def test_runs_give_the_same_bytes_wherever_they_were_killed(trained, project, monkeypatch, where):
     at = {"sampling": (rejection, "scores", 4), "steps": (callback.Watch, "on_log", 3)}.get(where)
@@ -215,6 +217,7 @@ def test_runs_give_the_same_bytes_wherever_they_were_killed(trained, project, mo
     assert dolls.files(paths.adapter("v4")) == dolls.files(trained / paths.adapter("v4"))
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_while_it_samples_goes_on_from_there(trained, project, monkeypatch):
     monkeypatch.setattr(rejection, "TOGETHER", 4)
     calls, score = [], rejection.scores

@@ -28,6 +28,8 @@ from clinrl.training import launch, served, trl
 from clinrl.training.rows import Row
 from clinrl.training.trl import write_adapter
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., list[dict[str, Any]]]
 
 

@@ -96,6 +96,7 @@ def test_the_defaults_are_those_of_the_libraries() -> None:
     assert GRPOConfig.__dataclass_fields__["loss_type"].default == mine["loss_type"]
 
 
+@pytest.mark.long
 def test_the_learning_rate_rises_for_a_tenth_and_falls_along_a_cosine(project: Path) -> None:
     _, history = train(recipes(**COSINE), "v1")
     peak = 2.0e-3
@@ -105,6 +106,7 @@ def test_the_learning_rate_rises_for_a_tenth_and_falls_along_a_cosine(project: P
     assert [line["learning_rate"] for line in linear] == pytest.approx([peak * (1 - s / STEPS) for s in range(STEPS)])
 
 
+@pytest.mark.long
 def test_a_setting_of_the_optimiser_changes_the_weights(project: Path, settings: list[Any]) -> None:
     plain, _ = train(recipes(steps=3), "v1")
     for name, value in {"weight_decay": 0.1, "max_grad_norm": 0.1, "adam_beta2": 0.9}.items():
@@ -114,6 +116,7 @@ def test_a_setting_of_the_optimiser_changes_the_weights(project: Path, settings:
         assert read_manifest(paths.adapter("v1")).spec["trainer"][name] == value
 
 
+@pytest.mark.long
 def test_bnpo_divides_by_the_tokens_of_the_micro_batch(project: Path, settings: list[Any]) -> None:
     """Completions of two lengths a micro-batch, so that the two divisors differ."""
     dapo, _ = train(recipes(micro_batch=2, beta=0.0), "v3")
@@ -144,6 +147,7 @@ def at_full(**block: Any) -> Params:
     return dolls.params(scale="full", bases={"esi": base})
 
 
+@pytest.mark.long
 def test_others_load_an_adapter_at_full_by_what_the_hub_calls_its_base(hub: Imitation) -> None:
     from peft import AutoPeftModelForCausalLM
 
@@ -170,6 +174,7 @@ def test_others_load_an_adapter_at_full_by_what_the_hub_calls_its_base(hub: Imit
         assert torch.allclose(theirs(ids).logits, adapted(ids).logits[..., : theirs.config.vocab_size], atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_local_base_is_named_by_its_folder(project: Path) -> None:
     shutil.copytree(paths.base("esi"), project / "checkpoint")
     params = at_full(repo=str(project / "checkpoint"), recipes={"imitate": {"steps": 1}})

@@ -267,6 +267,7 @@ def node(folder: Path, number: int, does: str) -> subprocess.Popen[str]:
 WAITS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('waits', 'w').close(); time.sleep(99)"
 
 
+@pytest.mark.long
 def test_a_node_that_fails_ends_one_that_waits_for_it_to_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = node(tmp_path, 0, WAITS)

@@ -18,6 +18,7 @@ def streams(share: float, count: int, length: int, seed: int) -> numpy.ndarray:
     return (numpy.random.default_rng(seed).random((count, length)) < share).astype(int)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [0.05, 0.3, 0.9])
 def test_a_share_at_its_limit_raises_an_alarm_at_any_look_in_at_most_alpha_of_all_streams(limit: float) -> None:
     drawn = streams(limit, 600, 200, 1).cumsum(axis=1)
@@ -65,6 +66,7 @@ def test_limits_at_the_ends(hits: int, n: int, limit: float, seen: bool) -> None
     assert (evidence([[hits]], [[n]], [limit])[0] >= -math.log(ALPHA)) == seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.05, 0.075, 0.1, 0.15])
 def test_the_documentation_says_how_often_and_how_soon_harm_is_seen(share: float) -> None:
     """500 series of 1,000 labels, looked at after each ten, against a limit of 5%."""

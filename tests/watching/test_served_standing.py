@@ -53,6 +53,7 @@ def test_of_the_exam_no_word_is_kept_that_few_texts_have() -> None:
     assert counts.learn(TASK, cases, [*["calm adult"] * 99, "smith"]).words == ("adult", "calm")
 
 
+@pytest.mark.long
 def test_other_cases_of_the_kind_raise_no_alarm_at_any_look(exam: Any) -> None:
     reader, known = exam
     _, shown = texts(300, 2002)
@@ -79,6 +80,7 @@ def test_what_was_changed_raises_the_alarm_and_is_among_its_findings(
     assert next(row for row in rows if row.feature == feature).p <= 0.05
 
 
+@pytest.mark.long
 def test_what_is_drawn_as_the_exam_was_raises_an_alarm_in_at_most_alpha_of_all_lives() -> None:
     draw, settings, alarms, lives = numpy.random.default_rng(5), Watch(alpha=0.2, margin=1e-9), 0, 60
     shares = {"one": (0.5, 0.3, 0.2), "two": (0.05, 0.95)}
