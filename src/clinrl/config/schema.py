@@ -186,7 +186,7 @@ class BaseProtocol(Section):
     exam: str
     """The exam that it took."""
     seeds: Seeds
-    """Seeds of the draw and of the sampling; each gives one episode at every level."""
+    """Seeds of the draw and of the sampling, 0 to 2^32 - 1; each gives one episode at every level."""
     levels: Distinct
     """Levels of the task."""
     temperature: float = Field(gt=0, le=2)
