@@ -44,7 +44,8 @@ class DatasetSpec(DataSpec):
     """A data set drawn from one pool of one task."""
 
     file: Annotated[str, Field(exclude=True)] = ""
-    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
+    """Name of the file of params/ that holds the block, without .yaml: DVC watches that file. The name is not
+    recorded."""
     mix: str
     """One of the task's class mixes, such as natural: how often each label is drawn."""
     cases: Annotated[int, Field(ge=1, le=MAX_CASES)]
@@ -83,7 +84,8 @@ class VersionSpec(Section):
     task: str
     """A folder of clinrl/tasks."""
     file: Annotated[str, Field(exclude=True)] = ""
-    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
+    """Name of the file of params/ that holds the block, without .yaml: DVC watches that file. The name is not
+    recorded."""
     parent: str
     """The version it starts from, or <task>-base."""
     data: str
