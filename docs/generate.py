@@ -29,11 +29,13 @@ from clinrl.config.params import Params, load_params
 from clinrl.data import dataset
 from clinrl.evaluation.record import Record
 from clinrl.reports import render, results
+from clinrl.signing.keys import Key
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
 YEAR = ROOT / "data/reports/year.json"
-SCALARS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "mapping"}
+SCALARS = {int: "whole number", float: "number", str: "text", Key: "text"}
+SCALARS |= {bool: "true or false", type(None): "null", Any: "anything"}
 EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
 """Of Okabe and Ito's colours, which colour-blind readers tell apart: a colour has one meaning."""
 
@@ -45,14 +47,16 @@ def page(name: str, **records: Any) -> str:
 
 def configuration() -> str:
     """The page about every key of params.yaml, from the schema and the docstrings below its fields."""
-    rewards = {task: [*map(section, sections(get_task(task).Reward, ""))] for task in task_names()}
-    return page("configuration", params=[*map(section, sections(Params, ""))], rewards=rewards)
+    return page("configuration", params=blocks(Params), rewards={n: blocks(get_task(n).Reward) for n in task_names()})
 
 
-def section(found: tuple[str, type[BaseModel]]) -> dict[str, Any]:
-    """A model with its path: what it is about, and a row for each key."""
-    path, model = found
-    return {"path": path, "about": sentence(inspect.getdoc(model) or ""), "fields": fields(model)}
+def blocks(whole: type[BaseModel]) -> list[dict[str, Any]]:
+    """Each model in a model, with its path: what it is about, and a row for each key."""
+    places = {model: path for path, model in sections(whole, "")}
+    return [
+        {"path": path, "about": sentence(inspect.getdoc(model) or ""), "fields": fields(model, path, places)}
+        for model, path in places.items()
+    ]
 
 
 def sections(model: type[BaseModel], at: str, seen: set[type] | None = None) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -69,6 +73,8 @@ def sections(model: type[BaseModel], at: str, seen: set[type] | None = None) -> 
 
 def models(kind: Any, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
     """The models in a type, with the words that stand for keys of mappings on the way."""
+    if kind in SCALARS:
+        return
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         method = get_args(kind.model_fields["method"].annotation) if "method" in kind.model_fields else ()
         yield (*steps[:-1], f"{steps[-1]} ({method[0]})") if len(method) == 1 else steps, kind
@@ -80,13 +86,16 @@ def models(kind: Any, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
             yield from models(part, steps)
 
 
-def fields(model: type[BaseModel]) -> list[list[str]]:
-    """For each key: its name, what it takes, its default and its meaning."""
+def fields(model: type[BaseModel], path: str, places: dict[type[BaseModel], str]) -> list[list[str]]:
+    """For each key: its name, what it takes and where that is described, its default and its meaning."""
     rows, notes = [], docstrings(model)
     for name, field in model.model_fields.items():
-        inner = [inspect.getdoc(held) or "" for _, held in models(field.annotation)]
+        found = [held for _, held in models(field.annotation)]
+        elsewhere = {places[held] for held in found if not places[held].startswith(f"{path}.{name}".lstrip("."))}
+        kind = "".join([takes(field.annotation), *(f", as `{place}`" for place in sorted(elsewhere))])
+        inner = [inspect.getdoc(held) or "" for held in found]
         meaning = sentence(field.description or notes.get(name) or (inner[0].split("\n\n")[0] if inner else ""))
-        rows.append([f"`{name}`", takes(field.annotation), default(field), meaning])
+        rows.append([f"`{name}`", kind, default(field), meaning])
     return rows
 
 

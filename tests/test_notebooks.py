@@ -52,6 +52,7 @@ def test_two_versions_compare_as_their_report_does(capsys):
 def test_what_a_reward_pays_says_which_ones_teach_the_wrong_thing(capsys):
     found = run("write-a-reward")
     assert found["faults"]["default"] == []
+    assert found["faults"]["naive"] == ["silence earns 0.00, the worst readable answer 0.00"]  # as `probe` has it
     assert found["faults"]["distance"]
     for by in found["paid"].values():
         assert by["gold"] == max(by.values())

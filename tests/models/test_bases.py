@@ -9,8 +9,9 @@ import dolls
 from clinrl import paths
 from clinrl.artifacts import read_manifest, seal, write_json
 from clinrl.errors import ArtefactError, Refused
-from clinrl.models import bases, hub
+from clinrl.models import bases, hub, pretrain
 from clinrl.models.chat import render
+from clinrl.tasks.base import get_task
 from clinrl.types import Message
 
 
@@ -32,6 +33,12 @@ def test_a_tokenizer_pads_left_with_a_token_that_ends_nothing(project):
     assert tokenizer.pad_token_id != tokenizer.eos_token_id == model.generation_config.eos_token_id
     assert model.training
     assert str(model.dtype) == "torch.float32"
+
+
+def test_a_chat_template_that_trl_lacks_is_refused_with_the_nearest_one(tmp_path):
+    spec = dolls.params().bases["esi"].embedded.model_copy(update={"template": "qwen33"})
+    with pytest.raises(Refused, match="'qwen33' is not a chat template of TRL; did you mean qwen3"):
+        pretrain.build(get_task("esi"), spec, tmp_path / "out", tmp_path / "scratch")
 
 
 def test_an_altered_base_is_refused(project):

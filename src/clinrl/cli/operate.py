@@ -41,7 +41,7 @@ RELEASE = {
         also="annotations feedback human review",
     ),
     "decide": Command(
-        help="hold a version's exam against its task's gate and the champion",
+        help="compare a version's exam with its task's gate and the champion",
         description="Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes "
         "nothing. Adapters are compared with the champion of the adapters, full models with that of the full models. "
         "Exit code 0: may be promoted; 1: not.",
@@ -173,7 +173,7 @@ RELEASE = {
         also="openai api chat endpoint http vllm infer inference ask",
     ),
     "watch": Command(
-        help="hold what is served against the exam, and count labels",
+        help="compare what is served with the exam, and count labels",
         description="`report` compares what champion and candidate of MODEL were asked and answered with the exam: "
         "texts, lengths, numbers, answers, disagreement, and the safety metric on labels that came. Exit code 1: there "
         "is an alarm, or nothing was counted here. `labels` validates FILE, JSONL of ids of responses and labels, and "
@@ -285,7 +285,7 @@ INSPECT = {
     "alarms": Command(
         help="say what was wrong with a version's training",
         description="Reads the history of VERSION with the code that watches a training while it runs. Exit code 0: "
-        "nothing, or warnings; 1: an alarm that stops a training.",
+        "nothing, or warnings; 1: an alert that stops a training.",
         examples="clinrl alarms esi-v46\nclinrl alarms esi-v46 --json",
         runs="cli.registry_commands:alarms",
         arguments=(name("VERSION", "a trained version of params.yaml"), JSON),

@@ -64,21 +64,22 @@ class EmbeddedBase(Embedded):
     """The recipe of a base model that is built here, from scratch."""
 
     template: str = Field(pattern=r"^[a-z0-9_]+$")
-    """Name of the chat template."""
+    """Name of one of TRL's chat templates that ends a turn as Qwen or Llama does, such as qwen3."""
     cases: Count
     """Cases of the base pool that are rendered as text."""
     forget: Share
-    """Chance that a text's reader forgets a rule, 0 to 1: the share of rendered answers that is deliberately noisy."""
+    """Chance that a text's reasoning ignores a rule, 0 to 1; drawn for each text and rule. It makes answers noisy on
+    purpose."""
     careful: Share = Field(default=0.0, exclude_if=unless(0.0))
-    """Share of texts whose reader forgets nothing, 0 to 1. Care then comes in whole texts, which a reward can pick out;
-    a policy that forgets each rule by itself is hardly ever right where several rules meet."""
+    """Share of texts whose reasoning ignores no rule, 0 to 1. A reward can pick such texts out; where several rules
+    meet, a model that ignores each of them at random is hardly ever right."""
     max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
-    """Tokens that an answer may use in every mode, where those of the modes do not fit: an episode has many turns, and
-    what its tools return counts too. Null: those of the modes."""
+    """Most tokens of an answer, in place of those of the modes. An episode needs more: all of its turns count, and what
+    its tools return. Null: those of the modes."""
     turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
-    """Most of them in one turn of an episode. Null: that of the modes."""
+    """Most tokens of one turn of an episode. Null: those of the modes."""
     judges: dict[Judge, EmbeddedJudge] = Field(default_factory=dict, exclude_if=unless({}))
-    """The judges that the task's reward or measures ask: judge, second_judge."""
+    """The judges that the task's reward or measures ask, under the names judge and second_judge."""
 
 
 class HubModel(Section):
@@ -109,19 +110,19 @@ class HubBase(HubJudge):
     lora: Lora | None = Field(default=None, exclude_if=unless(None))
     """Shape of every adapter above it, since a lineage has one; null: that of the recipe."""
     recipes: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude_if=unless({}))
-    """Recipe to settings of its trainer, such as those of a publication, which take the place of its own at full."""
+    """Recipe to trainer settings, such as those of a publication, that replace its own at the full scale."""
     prefill: bool = Field(default=True, exclude_if=unless(True))
-    """Whether a prompt in a mode with thinking opens the think block; false: it is left to the model."""
+    """Whether the prompt opens the think block in a mode with thinking; false: the model opens it."""
     temperature: float | None = Field(default=None, ge=0, le=2, exclude_if=unless(None))
     """Sampling temperature of exams in every mode, 0 to 2; null: that of the modes."""
     top_p: float | None = Field(default=None, gt=0, le=1, exclude_if=unless(None))
     """Mass of the likeliest tokens that exams sample from, above 0 to 1; null: that of the modes."""
     max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
-    """As at the embedded scale."""
+    """As in `embedded`."""
     turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
-    """As at the embedded scale."""
+    """As in `embedded`."""
     judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))
-    """The judges that the task's reward or measures ask: judge, second_judge."""
+    """The judges that the task's reward or measures ask, under the names judge and second_judge."""
 
 
 class BaseSpec(Section):

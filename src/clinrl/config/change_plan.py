@@ -27,11 +27,11 @@ class Allowed(Section):
     """The values that a field of a recipe may have."""
 
     min: float | None = None
-    """Numbers, this at least."""
+    """Least number that is allowed."""
     max: float | None = None
-    """Numbers, this at most."""
+    """Greatest number that is allowed."""
     one_of: Annotated[tuple[str | float | bool, ...], Field(strict=False)] = ()
-    """One of these."""
+    """The values that are allowed, in place of min and max."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "Allowed":
@@ -65,33 +65,35 @@ class Changes(Section):
     exam: str
     """The exam on which releases are decided. Another one, drawn afresh, has a budget of its own."""
     most_cases: Count
-    """Cases that the training data of a version may have, at most."""
+    """Most training cases of a version."""
     recipes: Distinct
-    """Profiles that versions of the task use: the recipe of a release is one of them, but for `fields`."""
+    """Profiles that versions of the task use. The recipe of a release equals one of them, except in `fields`."""
     fields: dict[str, Allowed] = Field(default_factory=dict)
-    """Field of a recipe with its path, such as trainer.embedded.lr, to its values; of a mapping, all that it holds."""
+    """Path of a recipe's field, such as trainer.embedded.lr, to its allowed values; that of a mapping stands for all in
+    it."""
 
 
 class Protocol(Section):
     """How a candidate is tested against the champion: the modification protocol."""
 
     superior: str = EXACT
-    """A share of the task: the candidate is better in it than the champion, on average over modes."""
+    """A share among the task's metrics in which the candidate must be better than the champion, on average over
+    modes."""
     not_worse: dict[str, Level] = Field(default_factory=dict)
-    """Other shares to a margin: the candidate is worse by less than that, in every mode."""
+    """Other shares to a margin, between 0 and 1: the candidate must be worse by less than that, in every mode."""
     screen: Annotated[float, Field(gt=0, le=1)]
-    """One-sided p on the mine data up to which a draft may ask the gate, above 0 to 1; costs nothing of the budget."""
+    """Greatest one-sided p on the mine data with which a draft goes to the gate, above 0 to 1; it spends no budget."""
 
 
 class Budget(Section):
-    """What the tests on one exam may err: the chance to release anything that is no better, over all of them."""
+    """The error budget of one exam."""
 
     alpha: Annotated[float, Field(gt=0, le=0.2)]
-    """That chance, above 0 to 0.2."""
+    """Chance that any test on this exam releases a version that is no better, above 0 to 0.2."""
     spend: Level
-    """The share of what is left that one decision may spend, between 0 and 1."""
+    """Share of the remaining budget that one decision may spend, between 0 and 1."""
     looks: Count
-    """Decisions on one exam, at most; then it is used up."""
+    """Most decisions on one exam; then it is used up."""
 
 
 class ChangePlan(Section):
@@ -102,9 +104,9 @@ class ChangePlan(Section):
     protocol: Protocol
     """How a change is tested."""
     budget: Budget
-    """What the tests may err."""
+    """The error that the tests may make."""
     impact: Annotated[str, Field(min_length=20)]
-    """The impact assessment: what a wrong release could do, and what would find it."""
+    """The impact assessment, 20 characters or more: what a wrong release could do, and what would find it."""
 
 
 def check(params: "Params", task: str) -> None:

@@ -21,7 +21,8 @@ class Rival(Section):
     data: Distinct
     """Data sets that it learns from, drawn and for training: those of the versions that it is compared with."""
     exam: str
-    """The exam of these versions, whose edition labels the cases of the embedded base, from which it learns too."""
+    """The exam of these versions. Its edition labels the cases of the embedded base, from which the rival learns
+    too."""
 
 
 BASE = "base"
@@ -57,14 +58,14 @@ class Primary(Section):
     second: str
     """Another; the difference is the first less the second."""
     effect: Annotated[float, Field(gt=0, le=100)]
-    """Smallest effect of interest, in percentage points."""
+    """Smallest effect of interest, in percentage points, above 0 to 100."""
     alpha: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
-    """Two-sided level of the test."""
+    """Two-sided level of the test, 0.001 to 0.2."""
     discordant: Share | None = None
-    """Expected share of cases that count for one of the two and not for the other. Null, for `exact`: from the error
-    analysis of the parent, as if both erred as often as it does, and independently."""
+    """Expected share of cases that count for one row and not for the other, 0 to 1. Null, for `exact` alone: reckoned
+    as if both rows erred independently, as often as their parent in its error analysis."""
     seed_sd: Annotated[float, Field(ge=0, le=50)]
-    """Expected standard deviation of the measure between seeds of one recipe, in percentage points."""
+    """Expected standard deviation of the measure between seeds of one recipe, in percentage points, 0 to 50."""
     design_effect: Annotated[float, Field(ge=1)] | None = None
     """How many cases say as much as one by itself, 1 or more; needed where cases come in clusters."""
 
@@ -82,16 +83,16 @@ class Primary(Section):
 
 
 class Partition(Section):
-    """Rows of a comparison that tell apart what training by a reward does without it (Gao 2026, arXiv:2606.05932)."""
+    """Rows of a comparison that split the effect of a reward into three shares (Gao 2026, arXiv:2606.05932)."""
 
     parent: str
-    """Where all three start."""
+    """The row from which the other three start."""
     random: str
-    """Rewarded by a coin: less the parent, the null share, which steps have that know nothing."""
+    """The row rewarded by a coin. Less `parent` it is the null share: the effect of steps without information."""
     majority: str
-    """Rewarded for its own most frequent answer: less `random`, the share of elicitation, which the parent knew."""
+    """The row rewarded for its own most frequent answer. Less `random` it is elicitation: what the parent knew."""
     labels: str
-    """Rewarded by labels: less `majority`, the share of the reward."""
+    """The row rewarded by labels. Less `majority` it is the share of the reward."""
 
     @property
     def rows(self) -> tuple[str, str, str, str]:
@@ -107,7 +108,7 @@ class Comparison(Section):
     columns: Distinct
     """Metrics of the task that the tables show; the pooled tests are about the first."""
     quality: str = ""
-    """The quality of the task that stands for the reasoning in figure and text; empty: none."""
+    """The measure of reasoning (a quality of the task) in figure and text; empty: none."""
     parts: str = ""
     """A slice of the task whose values are reported one by one too; empty: all cases together only."""
     arms: Annotated[dict[Text, Distinct], Field(min_length=1)]
@@ -117,13 +118,13 @@ class Comparison(Section):
     tests: Annotated[tuple[Pair, ...], Field(strict=False)] = ()
     """Which rows are tested against each other, in the order of the text."""
     published: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Arm to what somebody published of the recipe of that name on other data, by metric."""
+    """Arm to published figures of that recipe on other data, by metric."""
     published_parts: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
     """The same for values of the slice `parts`."""
     partition: Partition | None = None
-    """Which rows tell apart what a reward is worth; null: none do."""
+    """Rows that split the effect of a reward; null: none."""
     primary: Primary | None = None
-    """What is tested first of all; its registration must exist before the report. Null: the comparison explores."""
+    """The primary test; its pre-registration must exist before the report. Null: the comparison explores."""
 
     @property
     def versions(self) -> tuple[str, ...]:

@@ -31,39 +31,40 @@ class Params(Section):
     bases: dict[str, BaseSpec]
     """Task to its base."""
     modes: dict[Name, schema.Mode]
-    """Name to mode."""
+    """Modes by name: the ways in which every model is evaluated."""
     datasets: dict[Name, schema.DatasetSpec]
-    """Name to data set that is drawn here; `all_data` has the imported ones too."""
+    """Data sets by name that are drawn from a task's rules; those read from records stand under `imports`."""
     profiles: dict[Name, Annotated[SftProfile | RejectionProfile | GrpoProfile, Field(discriminator="method")]]
-    """Name to recipe."""
+    """Recipes by name."""
     versions: dict[Name, schema.VersionSpec]
-    """Name to version."""
+    """Versions by name."""
     merges: schema.Merges = schema.Merges()
     """Folds and blends by name."""
     mining: dict[Name, schema.FurtherData] = Field(default_factory=dict)
-    """Version to the data on which its errors are mined."""
+    """Version to the data set of its error analysis."""
     imports: dict[Name, schema.ImportSpec] = Field(default_factory=dict)
-    """Name to data set that is read from somebody's records."""
+    """Data sets by name that are read from somebody's records."""
     external: dict[Name, schema.FurtherData] = Field(default_factory=dict)
-    """Version to the data of its external exam."""
+    """Version to the data set of its external exam."""
     protocols: schema.Protocols = schema.Protocols()
-    """Bases and versions whose evaluation goes beyond the exam, by name."""
+    """Bases and versions that are also evaluated by a published protocol, by name."""
     rivals: dict[Name, Rival] = Field(default_factory=dict)
-    """Name to classifier that recipes are compared with."""
+    """Classifiers by name that recipes are compared with."""
     comparisons: dict[Name, Comparison] = Field(default_factory=dict)
-    """Name to recipes that are compared over seeds."""
+    """Comparisons of recipes over seeds, by name."""
     gates: dict[str, schema.Gate] = Field(default_factory=dict)
     """Task to its release gate; a task without one releases nothing."""
     plans: dict[str, change_plan.ChangePlan] = Field(default_factory=dict)
-    """Task to the plan of its changes: what its releases may change, and what the tests of them may err."""
+    """Task to its change plan: what its releases may change, and the error budget of their tests."""
     schedules: dict[str, schema.Schedule] = Field(default_factory=dict)
     """Task to the schedule of its retraining."""
     watches: dict[str, schema.Watch] = Field(default_factory=dict)
-    """Task to how what is served of it is watched by the flows; a task without is counted and not acted upon."""
+    """Task to how its served models are watched. Without a block requests are counted, and no flow acts on the
+    counts."""
     approvers: People = Field(default_factory=dict)
     """Who may approve a release: name to public key, as one line of OpenSSH."""
     rebuilders: People = Field(default_factory=dict)
-    """Whose word counts that they rebuilt a version: name to public key."""
+    """Whose signature counts that they rebuilt a version: name to public key, as one line of OpenSSH."""
 
     @model_validator(mode="after")
     def _references(self) -> "Params":

@@ -35,25 +35,25 @@ class Lora(Section):
 
 
 class Phase(Section):
-    """A part of a training that serves some of the cases only."""
+    """A part of a training that draws from some of the cases only."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     """Of the optimiser steps, above 0 to 1; the shares of all phases sum to 1."""
     slice: str
     """A slice of the task, the same in all phases."""
     values: Distinct
-    """Which of its values are served."""
+    """Its values whose cases are drawn."""
 
 
 class Stream(Section):
     """How training rows are drawn from a data set."""
 
     repeat: dict[int | str, Count] = Field(default_factory=dict)
-    """Label to weight of its cases, 1 or more; labels not named have weight 1."""
+    """Label to how often each of its cases stands in one pass over the data, 1 or more; labels not named: once."""
     cap: dict[int | str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
     """Label to the largest share of rows it may take, above 0 to 1."""
     phases: Annotated[tuple[Phase, ...], Field(strict=False)] = Field(default=(), exclude_if=unless(()))
-    """Which cases are served when, in order; empty: all of them throughout."""
+    """Parts of the training, in order, each with its own cases; empty: all cases throughout."""
 
     @model_validator(mode="after")
     def _whole(self) -> "Stream":
@@ -83,29 +83,32 @@ class Trainer(Section):
     checkpoint_every: Count = 5
     """Optimiser steps between two checkpoints: what a killed run can lose."""
     on_alarm: Literal["stop", "warn"] = "stop"
-    """stop: an alarm of that level ends the training. warn: it is printed, and the training goes on."""
+    """What follows from an alert of level stop. stop: it ends the training. warn: it is printed, and the training goes
+    on."""
     loss_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How the loss is computed. stock: by TRL, every row of a step, padded to the longest. shared: the same loss, with
-    rows of like length together; in GRPO without rows that cannot change its gradient, and a group's prompt once. The
-    first step compares both, and TRL's is taken if they differ. In GRPO the logged entropy is that of computed rows."""
+    """How the loss is computed. stock: by TRL, from every row of a step, padded to the longest. shared: the same loss,
+    from rows of like length together; GRPO also skips rows that cannot change the gradient, and reads a group's prompt
+    once. The first step compares both, and TRL's is used if they differ. In GRPO the logged entropy is of computed
+    rows."""
     scheduler: Literal["linear", "cosine"] = Field(default="linear", exclude_if=unless("linear"))
     """How the learning rate falls to 0 after the warm-up: along a line, or half a cosine."""
     warmup: int = Field(default=0, ge=0, exclude_if=unless(0))
-    """Optimiser steps in which the learning rate rises from 0 to its peak, fewer than steps."""
+    """Optimiser steps in which the learning rate rises from 0 to its peak, 0 or more, fewer than steps."""
     optimizer: Literal["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = Field(
         default="adamw_torch_fused", exclude_if=unless("adamw_torch_fused")
     )
-    """AdamW of torch, or with states of 8 bits, which needs CUDA; paged: states that do not fit leave the GPU."""
+    """AdamW of torch, or with states of 8 bits, which needs CUDA. paged: states that do not fit on the GPU move to the
+    host."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1, exclude_if=unless(0.999))
-    """Decay of the mean of squared gradients, 0 to below 1; that of gradients is 0.9."""
+    """AdamW's beta2, 0 to below 1; its beta1 is 0.9."""
     weight_decay: Share = Field(default=0.0, exclude_if=unless(0.0))
     """Decoupled weight decay of the adapter's matrices, 0 to 1."""
     max_grad_norm: float = Field(default=1.0, gt=0, exclude_if=unless(1.0))
     """Norm to which a step's gradient is clipped, above 0."""
     generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How completions are written, in training and in the version's exams. stock: by TRL and transformers. shared: by
-    these too, but no prompt is read twice, and completions that have ended are left out. Greedy tokens are the same but
-    for rounding; drawn tokens are others for the same seed."""
+    """How completions are written, in training and in the version's exams. stock: by TRL and transformers. shared: the
+    same, but each prompt is read once, and ended completions leave the batch. Greedy tokens differ by rounding alone;
+    the same seed draws other tokens."""
 
     @model_validator(mode="after")
     def _warms_up(self) -> "Trainer":
@@ -151,7 +154,7 @@ class RejectionTrainer(SftTrainer):
     max_completion: int = Field(ge=8)
     """Tokens of a completion, 8 or more."""
     keep: Count = 4
-    """Most completions of a prompt that are imitated: of those that differ, the best paid."""
+    """Most completions of a prompt that are imitated: of different ones, those of the highest reward."""
     threshold: float | None = None
     """Least reward of a completion that is kept. Null: its answer is the gold label, whatever else it earns."""
     relabel: bool = Field(default=False, exclude_if=unless(False))
@@ -169,20 +172,20 @@ class GrpoTrainer(Trainer):
     temperature: float = Field(gt=0)
     """Sampling temperature, above 0: a greedy group has no variance to learn from."""
     beta: float = Field(ge=0)
-    """Weight of the KL penalty against the parent, 0 or more; 0 loads no reference."""
+    """Weight of the KL penalty against the parent, 0 or more; with 0 no reference model is loaded."""
     max_completion: int = Field(ge=8)
     """Tokens of a completion, 8 or more; of an episode, all of its turns and what its tools return."""
     turn_tokens: int | None = Field(default=None, ge=8, exclude_if=unless(None))
     """Most tokens of one turn of an episode, 8 to max_completion; a turn that reaches them without an end ends the
     episode. Null: whatever is left of max_completion."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """By what an advantage is divided: the deviation within its group, that of the step, or nothing, so that a small
-    difference of rewards teaches little (as in Dr. GRPO)."""
+    """By what an advantage is divided: the standard deviation of rewards in its group, that of the step, or nothing.
+    With nothing a small difference of rewards teaches little (as in Dr. GRPO)."""
     loss_type: Literal["dapo", "bnpo", "grpo", "dr_grpo"] = Field(default="dapo", exclude_if=unless("dapo"))
     """By what TRL divides the sum over tokens. dapo: the tokens of the step. bnpo: of the micro-batch. grpo: of the
     completion. dr_grpo: max_completion."""
     vllm: bool = False
-    """False, and in every record; who samples is said by `sampler` in machine.yaml."""
+    """Always false, and kept since every record has it: `sampler` in machine.yaml says what samples."""
     held_out: HeldOut | None = None
     """Held-out checks while training runs; null: none."""
 
@@ -204,19 +207,19 @@ class Profile(Section):
     """What all recipes have in common."""
 
     modes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-    """Modes of the training rows, in turn: row by row, in GRPO on episodes step by step. One that stands here twice has
-    two turns."""
+    """Modes of the training rows. They take turns row by row, in GRPO on episodes step by step; a mode that is listed
+    twice has two turns."""
     lora: Lora
-    """Shape of the adapter; above a hub checkpoint, that of its block if it has one."""
+    """Shape of the adapter. At the full scale `bases.TASK.full.lora` replaces it, if it is set."""
     stream: Stream = Stream()
     """How rows are drawn."""
     view: str = Field(default="given", exclude_if=unless("given"))
-    """How the cases are shown: given, as they are, or an input variant of the task."""
+    """How the cases are shown: `given`, as they are, or the name of an input variant of the task."""
     qlora: bool = Field(default=False, exclude_if=unless(False))
     """Whether the base is held in 4 bits (nf4) where it is not quantised itself, in training and in the exam."""
     waiver: str = ""
-    """Why a recipe that the probe refuses, or that an alarm would stop, is trained all the same; what it trains is
-    never released. Empty: it is not trained."""
+    """Why a recipe is trained although the reward audit refuses it or an alert would stop it; such a version is never
+    released. Empty: it is not trained then."""
 
 
 class SftProfile(Profile):
@@ -225,20 +228,20 @@ class SftProfile(Profile):
     method: Literal["sft"]
     """sft, rejection or grpo."""
     omit: dict[str, Share] = Field(default_factory=dict)
-    """Rule to the share of its cases whose label ignores it, 0 to 1: the declared gaps of the labels."""
+    """Rule to the share of its cases, 0 to 1, whose gold answer ignores the rule: a gap that is planted on purpose."""
     labels_only: bool = Field(default=False, exclude_if=unless(False))
-    """Whether the answer alone is taught, in mode think after an empty block: imitation of labels without reasons."""
+    """Whether the answer is taught without reasons; in mode think it follows an empty think block."""
     trainer: PerScale[SftTrainer]
     """The trainer at each scale."""
 
 
 class RejectionProfile(Profile):
-    """A recipe that imitates what the parent itself writes and is paid for; it needs labels and no gold reasons."""
+    """A recipe that imitates completions of the parent that the reward keeps; it needs labels and no gold reasons."""
 
     method: Literal["rejection"]
     """sft, rejection or grpo."""
     reward: dict[str, Any]
-    """The task's Reward, as a mapping; `Params.reward` gives the object."""
+    """Settings of the task's reward, by key; keys that are left out have their defaults."""
     trainer: PerScale[RejectionTrainer]
     """The trainer at each scale."""
 
@@ -255,11 +258,11 @@ class GrpoProfile(Profile):
     method: Literal["grpo"]
     """sft, rejection or grpo."""
     reward: dict[str, Any]
-    """The task's Reward, as a mapping; `Params.reward` gives the object."""
+    """Settings of the task's reward, by key; keys that are left out have their defaults."""
     placebo: Literal["", "random", "shuffled", "format", "majority"] = Field(default="", exclude_if=unless(""))
     """What is paid in place of the task's score: a control, which needs a waiver. random: the least or the greatest
-    reward, whatever was written. shuffled: the scores of the step, permuted. format: the greatest for a readable
-    answer, else the least. majority: the greatest for the most frequent answer of its group, else the least."""
+    reward, by chance. shuffled: the scores of the step, permuted. format: the greatest for a readable answer, else the
+    least. majority: the greatest for the most frequent answer of its group, else the least."""
     trainer: PerScale[GrpoTrainer]
     """The trainer at each scale."""
 

@@ -20,7 +20,7 @@ class Mode(Section):
     max_new_tokens: PerScale[Count]
     """Tokens that an answer may use, thinking included; of an episode, all turns together."""
     top_p: float = Field(default=1.0, gt=0, le=1, exclude_if=unless(1.0))
-    """Mass of the likeliest tokens that are sampled from, above 0 to 1; 1 is all of them."""
+    """Probability mass of the likeliest tokens that are sampled from, above 0 to 1; 1: all tokens."""
     turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
     """Most tokens of one turn of an episode; a turn that reaches them without an end ends the episode. Null: whatever
     its other turns have left."""
@@ -35,26 +35,27 @@ class DataSpec(Section):
     task: str
     """A folder of clinrl/tasks."""
     task_version: Count
-    """The task's version that the data set was designed for; the dataset stage requires equality."""
+    """The version of the task for which the data set was designed; the stage refuses any other."""
     use: Literal["train", "mine", "exam"]
-    """The pool: training, error mining, or the exam. Pools share no template and no patient."""
+    """The pool: training, error analysis, or the exam. Pools share no template and no patient."""
 
 
 class DatasetSpec(DataSpec):
     """A data set drawn from one pool of one task."""
 
     file: Annotated[str, Field(exclude=True)] = ""
-    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
+    """Name of the file of params/ that holds the block, without .yaml: DVC watches that file. The name is not
+    recorded."""
     mix: str
-    """One of the task's class mixes."""
+    """One of the task's class mixes, such as natural: how often each label is drawn."""
     cases: Annotated[int, Field(ge=1, le=MAX_CASES)]
     """Number of distinct cases, at most a million: more would be drawn for days."""
     seed: Seed
     """Seed of the draw, 0 to 2^32 - 1."""
     edition: str = ""
-    """The edition of the guideline that labels the cases, of those that the task has; empty: the newest."""
+    """The edition of the guideline that labels the cases, one of the task's; empty: the newest."""
     emphasis: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Rule to how many times as often it decides a case as the mix has it, above 0; rules not named: once."""
+    """Rule to a factor above 0: cases that it decides are drawn that many times as often. Rules not named: 1."""
 
 
 class ImportSpec(DataSpec):
@@ -67,8 +68,8 @@ class ImportSpec(DataSpec):
     served: bool = Field(default=False, exclude_if=unless(False))
     """Whether these are records of what a served version was asked."""
     consent: bool = Field(default=False, exclude_if=unless(False))
-    """Whether those whose records these are consent to a model learning from them. What was served is not mined and
-    not trained on without."""
+    """Whether the people in the records consented to a model learning from them. With `served`, the uses train and mine
+    are refused without."""
 
     @model_validator(mode="after")
     def _consents(self) -> "ImportSpec":
@@ -83,7 +84,8 @@ class VersionSpec(Section):
     task: str
     """A folder of clinrl/tasks."""
     file: Annotated[str, Field(exclude=True)] = ""
-    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
+    """Name of the file of params/ that holds the block, without .yaml: DVC watches that file. The name is not
+    recorded."""
     parent: str
     """The version it starts from, or <task>-base."""
     data: str
@@ -120,21 +122,21 @@ class Fold(Merge):
 
 
 class Blend(Merge):
-    """Two versions of one base as one model: the weighted sum of what their adapters change, or a sparser reading."""
+    """Two versions of one base as one model: the weighted sum of what their adapters change, or a sparser one."""
 
     method: Literal["cat", "svd", "linear", "ties", "dare"]
-    """cat: exact, an adapter of both ranks together. svd: the nearest adapter of the versions' own rank. linear, ties,
-    dare: on the dense change of every weight, as a full model."""
+    """cat: an exact adapter, whose rank is the sum of both. svd: the nearest adapter of the versions' own rank. linear,
+    ties, dare: a full model, from the dense change of every weight."""
     first: str
     """A version."""
     second: str
     """Another version of the same task; a chain of blends is not offered."""
     weights: Annotated[tuple[float, float], Field(strict=False)]
-    """Of the first and the second version."""
+    """Two factors, for the first and the second version."""
     density: Annotated[float, Field(gt=0, le=1)] = 1.0
     """ties and dare: the share of entries that is kept, above 0 to 1."""
     seed: Seed = 0
-    """dare: of the entries that are dropped, 0 to 2^32 - 1."""
+    """dare: seed of the draw of dropped entries, 0 to 2^32 - 1."""
 
     @property
     def parts(self) -> dict[str, str]:
@@ -186,13 +188,13 @@ class BaseProtocol(Section):
     exam: str
     """The exam that it took."""
     seeds: Seeds
-    """Seeds, each of one episode a level: of the draw and of the sampling."""
+    """Seeds of the draw and of the sampling, 0 to 2^32 - 1; each gives one episode at every level."""
     levels: Distinct
     """Levels of the task."""
     temperature: float = Field(gt=0, le=2)
     """Sampling temperature, above 0 to 2."""
     episodes: Count
-    """Cases of the exam a level: the first so many."""
+    """How many of the exam's cases of each level are answered again; the first ones."""
 
 
 class VersionProtocol(BaseProtocol):
@@ -220,15 +222,15 @@ class Limit(Section):
     """What a release demands of one metric, in every mode."""
 
     max: PerScale[float] | None = None
-    """The metric is at most this."""
+    """Greatest value of the metric, as measured; its interval is not looked at."""
     min: PerScale[float] | None = None
-    """The metric is at least this."""
+    """Least value of the metric, as measured."""
     may_rise: Annotated[float, Field(ge=0)] | None = None
     """By how much the metric may be above the champion's on the same cases, 0 or more."""
     may_fall: Annotated[float, Field(ge=0)] | None = None
     """By how much the metric may be below the champion's on the same cases, 0 or more."""
     paired: bool = False
-    """A change for the worse counts only if its whole 95% interval lies beyond what is allowed."""
+    """Whether a change for the worse counts only if its whole 95% interval lies beyond what is allowed."""
 
     @model_validator(mode="after")
     def _limits(self) -> "Limit":
@@ -251,11 +253,11 @@ class Gate(Section):
     """What a version must show before it may become the champion of its task."""
 
     least_cases: Count
-    """Cases that the exam must have: fewer show too little."""
+    """Fewest cases that the exam must have."""
     limits: dict[str, Limit]
     """Metric to its limit. The safety metric of the task is always among them."""
     rebuilt: Rebuilt | None = None
-    """How many others must have rebuilt it; none by default."""
+    """How many others must have rebuilt it; null: none."""
 
 
 class Schedule(Section):
@@ -266,13 +268,13 @@ class Schedule(Section):
     timezone: str = "UTC"
     """A name of the IANA time zone database."""
     answer_within_s: Annotated[int, Field(ge=1, le=30 * 86400)] = 86400
-    """Seconds after which an unanswered request for approval is a no."""
+    """Seconds after which an unanswered request for approval is a no, 1 to 2,592,000 (30 days)."""
     draft: bool = False
-    """Whether a retraining that finds nothing stale drafts the next version from the champion's mined errors."""
+    """Whether a retraining that finds nothing stale drafts the next version from the champion's error analysis."""
 
 
 class Watch(Section):
-    """How what is served of a task is watched."""
+    """How the served models of a task are watched."""
 
     cron: str = "*/10 * * * *"
     """When the counts are looked at, in UTC: minute, hour, day of month, month, day of week."""
@@ -281,10 +283,10 @@ class Watch(Section):
     margin: float = Field(default=0.05, gt=0, lt=1)
     """By how much a share of requests may differ from the exam's before it counts as drift, above 0 and below 1."""
     limit: float | None = Field(default=None, gt=0, lt=1)
-    """Share of harmful errors among all labels above which they raise an alarm, above 0 and below 1. None: what the
-    gate allows, which is meant for the exam's mix of patients, and may be none at all."""
+    """Share of harmful errors among all labels above which an alarm is raised, above 0 and below 1. Null: the gate's
+    limit, which is meant for the exam's mix of patients and may be 0."""
     keep_days: Annotated[int, Field(ge=1, le=3660)] = 90
-    """Days for which an answer waits for its label."""
+    """Days for which an answer waits for its label, 1 to 3,660."""
     approver: str = ""
-    """Who approved beforehand that a champion whose safety metric is above its limit is rolled back; this machine has
-    their key. Empty: a person rolls back."""
+    """Name of the person who approves beforehand that a champion above its safety limit is rolled back; this machine
+    holds their key. Empty: a person rolls back."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from clinrl.config.base import check_known
 from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
 from clinrl.errors import Refused
 from clinrl.models.chat import Example, Piece, encoded, spelt
@@ -60,12 +61,14 @@ WINDOW = 50
 def build(task: Task, spec: EmbeddedBase, out: Path, scratch: Path) -> None:
     """Write tokenizer, template and trained weights of a base to `out`.
 
-    Checkpoints go to `scratch`; a killed build continues there. Raises Refused for a template of an unknown family.
+    Checkpoints go to `scratch`; a killed build continues there. Raises Refused for a template that TRL lacks, or
+    of an unknown family.
     """
     import trl
 
-    folder = Path(trl.__file__).parent / "chat_templates"
-    template = (folder / f"{spec.template}.jinja").read_text(encoding="utf-8")
+    files = {file.stem: file for file in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja")}
+    check_known(f"bases.{task.name}.embedded.template", spec.template, files, "a chat template of TRL")
+    template = files[spec.template].read_text(encoding="utf-8")
     marks = next((family for family in (QWEN, LLAMA) if family.end in template), None)
     if marks is None:
         raise Refused(f"the chat template {spec.template} ends no turn with {QWEN.end} or {LLAMA.end}; choose another")

@@ -24,44 +24,62 @@ class Episode(Strict):
     """The numbers of the published episode score."""
 
     detection: Weight = 0.7
+    """Weight of F-beta of the flags."""
     approvals: Weight = 0.2
+    """Weight of the share of approvals that are right."""
     activity: Weight = 0.1
+    """Weight of the number of distinct actions."""
     beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.5
+    """Beta of F-beta, above 0."""
     actions_per_error: Annotated[float, Field(gt=0.0)] = 3.0
-    """How many distinct actions for each error earn all that activity can."""
+    """How many distinct actions for each error earn the whole weight of activity."""
     floor: Finite = 0.01
+    """Least total."""
     ceiling: Finite = 0.99
+    """Greatest total."""
     without_errors: tuple[Finite, Finite] = (0.5, 0.4)
-    """If no patient has an error: this, and this times the share of right approvals."""
+    """Pay if no patient has an error: the first number, and the second times the share of right approvals."""
 
 
 class Dense(Strict):
     """The numbers of the published table, in the later of its two versions, all of them added up."""
 
     flag: Finite = 0.30
+    """Flag of an error, whatever its type."""
     false_flag: Finite = -0.25
+    """Flag of a clean proposal."""
     approval: Finite = 0.15
+    """Approval of a clean proposal."""
     false_approval: Finite = -0.20
+    """Approval of an error."""
     review: Finite = 0.04
+    """Review of a proposal."""
     look_up: Finite = 0.10
-    """Investigating, or auditing the dates of, a patient who breaks a rule."""
+    """Investigation, or audit of the dates, of a patient who breaks a rule."""
     idle_look_up: Finite = 0.02
-    """The same of another patient, and a Shapley value that does not matter."""
+    """The same of another patient, or a Shapley value that does not matter."""
     shap: Finite = 0.12
+    """Shapley value that matters to the rule which the patient breaks."""
     cohort: Finite = 0.06
+    """Look at the cohort."""
     fallacy: Finite = 0.05
     """"Theory of mind": a right flag whose reason holds a keyword of its rule."""
     report: Finite = 0.05
+    """Any report."""
     report_quality: Finite = 0.10
     """A report with at least two keywords."""
     completion: Finite = 0.08
-    """If most proposals are decided when the report comes."""
+    """A report after `completion_share` of the proposals are decided."""
     completion_share: Finite = 0.8
+    """Share of proposals."""
     duplicate: Finite = -0.04
+    """Repeated call."""
     decided_twice: Finite = -0.03
+    """Second decision about a proposal."""
     invalid: Finite = -0.05
+    """Call that its tool refuses, or that cannot be read."""
     step: Finite = -0.003
-    """For each call that is neither invalid nor a second decision."""
+    """Each call that is neither invalid nor a second decision."""
 
     @property
     def _calls(self) -> tuple[float, ...]:

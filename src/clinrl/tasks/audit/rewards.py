@@ -35,25 +35,28 @@ class Corrected(Strict):
     """The numbers of the corrected score."""
 
     detection: Weight = 0.8
-    """Of F-beta of the flags times the share of clean proposals that were approved."""
+    """Weight of detection: F-beta of the flags times the share of clean proposals that were approved."""
     beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.5
+    """Beta of F-beta, above 0: how much more recall counts than precision."""
     typed_credit: Fraction = 0.5
-    """A flag of the right type without right evidence; with it, 1. A flag of a wrong type is worth nothing."""
+    """Worth of a flag of the right type without right evidence, 0 to 1; with it, 1; of a wrong type, 0."""
     ungrounded_credit: Fraction = 0.0
-    """By what a flag's worth is multiplied if not everything was looked up before it."""
+    """Factor of a flag's worth if not everything was looked up before it, 0 to 1."""
     evidence: Weight = 0.1
-    """Of the share of proposals decided rightly, everything about them having been looked up before."""
+    """Weight of the share of proposals that were decided rightly after everything about them was looked up."""
     fallacy: Weight = 0.1
-    """Of the share of errors whose fallacy was named, times what detection is a weight of."""
+    """Weight of the share of errors whose fallacy was named, times detection."""
     step: Weight = 0.01
-    """What a call beyond those needed costs, and `invalid` and `malformed` what one that does nothing costs."""
+    """Cost of each call beyond those needed: four a proposal, and the report."""
     invalid: Weight = 0.02
+    """Cost of each call that its tool refuses."""
     malformed: Weight = 0.02
+    """Cost of each call that cannot be read, or that no tool takes."""
     most: Weight = 0.2
-    """What each of these three costs at most."""
+    """Greatest cost of each of the three kinds: step, invalid, malformed."""
     unsubmitted: Weight = 0.7
-    """What an audit that was never handed in costs, beside all that it would have earned: more than any waste in one
-    that was, so that silence is the worst outcome."""
+    """Cost of an audit without a report, which earns nothing either. By default it exceeds the greatest cost of the
+    three kinds together, so that silence is the worst outcome."""
 
     @property
     def low(self) -> float:
@@ -70,6 +73,7 @@ class Reward(Strict):
     """Which reward, and every number of each."""
 
     kind: Literal["published_episode", "published_dense", "corrected"] = "corrected"
+    """Which of the three blocks below pays: corrected, episode or dense."""
     corrected: Corrected = Corrected()
     episode: Episode = Episode()
     dense: Dense = Dense()

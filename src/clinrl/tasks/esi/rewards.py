@@ -51,7 +51,8 @@ Penalty = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 
 class Modifiers(Strict):
     """Rule-aware additions. Each needs its trigger in the narrative and the gold level of its row, so that a trigger
-    word alone never pays. Rows and gates after the published v49 card; the two 0.5 of row 1 and 2 are our reading."""
+    word alone never pays. The rules, their triggers and the 0.5 of severe pain follow the published v49 card; a
+    0.5 of the other two is our reading."""
 
     done_intervention_hit: Weight = 0.0
     """Gold 1, answered 1, with an intervention already done."""
@@ -66,19 +67,20 @@ class Modifiers(Strict):
 class Reward(Strict):
     """Every number of the reward.
 
-    A reward whose unreadable outcome is not the worst parses, because two published arms are like that and must stay
-    expressible; `unreadable_is_worst` says so, and the probe refuses to train on them unless told to.
+    A reward under which an unreadable answer is not the worst outcome is allowed here, because two published arms are
+    like that. The reward audit refuses to train on it without a waiver.
     """
 
     kind: Literal["asymmetric", "naive"] = "asymmetric"
-    """naive: 1 for the exact level and 0 for any other (v45c)."""
+    """asymmetric: a cost for each pair of gold and answered level. naive: 1 for the exact level and 0 for any other
+    (v45c)."""
     valve: Annotated[float, Field(lt=EXACT, allow_inf_nan=False)] = 0.0
-    """What gold 1 answered 2 earns under the asymmetric matrix; must stay below the exact level's."""
+    """Pay for gold 1 answered 2, below 1; kind asymmetric alone."""
     unreadable: Finite = -2.0
-    """What a turn without one valid answer earns."""
+    """Pay for a turn without one valid answer."""
     modifiers: Modifiers = Modifiers()
     floor: Annotated[float, Field(lt=EXACT, allow_inf_nan=False)] = -1.75
-    """No readable answer earns less: stacked penalties must not make silence the better choice."""
+    """Least pay for a readable answer, below 1: added penalties must not make silence the better choice."""
 
     @model_validator(mode="after")
     def _valve_has_a_cell(self) -> Self:

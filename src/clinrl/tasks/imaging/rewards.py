@@ -27,15 +27,17 @@ class Judged(Strict):
     """What a judge's verdict on the reasoning is worth."""
 
     reader: Literal["none", "published", "corrected"] = "none"
-    """published: the mean of whatever numbers come last, of text that is pasted as it is. corrected: the lowest of
-    three bounded scores, of text that cannot write the verdict. See `judging`."""
+    """none: no judge is asked. published: the reasoning is pasted as it is, and the mean of the last numbers counts.
+    corrected: the reasoning cannot write the verdict, and the lowest of three bounded scores counts."""
     model: Literal["judge", "second_judge"] = "judge"
+    """The judge that is asked, one of those of the base's block."""
     weight: Weight = 0.5
+    """Pay for the full verdict, 0 or more."""
     gated: bool = True
-    """Only for the right label."""
+    """Whether only an answer with the right label is paid."""
     ceiling: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 10.0
-    """Of the published reader: a verdict counts between minus this and this. Its values have no bound; without one no
-    range could be declared. 10 lets a verdict of 100 points of 10 through, as published."""
+    """Bound of a verdict of the published reader on either side, 1 or more, as its values have none. 10 lets a verdict
+    of 100 points of 10 through, as published."""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -48,14 +50,17 @@ class Similar(Strict):
     """What the similarity of the reasoning to gold is worth."""
 
     kind: Literal["none", "paper", "code", "matched"] = "none"
-    """paper, code: the published mean of best cosines, with both of its scalings. matched: `matched_similarity`."""
+    """none: it is not measured. paper, code: the published mean of best cosines, scaled as in the paper or the code.
+    matched: each sentence is matched with one gold sentence at most, and surplus sentences cost."""
     weight: Weight = 1.0
+    """Pay for a similarity of 1, 0 or more."""
     gated: bool = True
-    """Only for the right label."""
+    """Whether only an answer with the right label is paid."""
     floor: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.4
-    """Of `matched`: the cosine that is worth nothing. Four of five pairs of unlike sentences lie below it."""
+    """Of `matched`: the cosine that is worth nothing, 0 to below 1. Four of five pairs of unlike sentences lie below
+    0.4."""
     slack: Annotated[int, Field(ge=0)] = 1
-    """Of `matched`: sentences beyond the number of gold ones that cost nothing."""
+    """Of `matched`: surplus sentences that cost nothing, 0 or more."""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -67,11 +72,14 @@ class Reward(Strict):
     """Every number of the reward. The default needs no model: right 1, wrong 0, and unreadable strictly the worst."""
 
     parser: Literal["strict", "published"] = "strict"
-    """published: the first label that the published reader finds; a turn without one may still earn other terms."""
+    """strict: one answer block that holds nothing but a label. published: the first label that the published reader
+    finds; a turn without one may still earn other terms."""
     right: Finite = 1.0
+    """Pay for the right label."""
     wrong: Finite = 0.0
+    """Pay for a wrong label, at most that for the right one."""
     unreadable: Finite = -0.5
-    """What a turn without a label earns for that: with the strict parser, all that it earns."""
+    """Pay for a turn without a label; with the strict parser it earns nothing else."""
     format: Weight = 0.0
     """Bonus for the published format. Without a think block there is none."""
     judge: Judged = Judged()
