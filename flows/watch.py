@@ -130,6 +130,6 @@ def rollback(task: str) -> State[None]:
     if why := left_to_a_person(params, task, champion):
         raise GateError(why)
     approver = settings_of(params, task).approver
-    entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
+    entry = promotion.rollback(params, task, approver=approver, of=champion.digest, beforehand=True)
     note(params, champion, SAFETY)
     return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")
