@@ -347,6 +347,12 @@ def test_a_branch_that_was_merged_and_then_refused_is_not_handed_over(checkout: 
         clone.begin_here()
     with clone.at(commit, "retrain", lambda: pytest.fail("nothing is left")):
         pass
+    write_text(Path("src/code.py"), "newer")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "by a person")
+    git("push", "-q", "origin", "main")
+    for _ in range(2):
+        with clone.at(clone.head(), "retrain", lambda: pytest.fail("nothing is left")):
+            pass
 
 
 def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path) -> None:
