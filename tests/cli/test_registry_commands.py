@@ -167,7 +167,10 @@ def test_a_rollback_says_that_the_full_model_is_still_champion(run):
     code, (row,), said = run("rollback", "esi", "--approver", "Ada Lovelace")
     assert (code, row["version"]) == (0, "v1")
     assert said.startswith("clinrl: v2-full, the full model of v2, is still the champion of esi-merged; ")
-    assert run("rollback", "esi", "--approver", "Ada Lovelace")[2] == ""
+    assert run("rollback", "esi", "--approver", "Ada Lovelace")[0] == 1
+    assert run("rollback", "esi", "--from", "v2", "--approver", "Ada Lovelace")[0] == 1
+    code, (row,), said = run("rollback", "esi", "--from", "v1", "--approver", "Ada Lovelace")
+    assert (code, row["version"], said) == (0, "v2", "")
 
 
 def test_lineage_names_the_broken_link_and_ends_with_1(run):

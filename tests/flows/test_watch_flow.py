@@ -224,7 +224,7 @@ def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: Non
     with monkeypatch.context() as patch:
         patch.setattr(audit_log, "write", lambda *_, **__: raise_(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            promotion.rollback(given, "esi", approver=champions.ADA, of=digest)
+            promotion.rollback(given, "esi", approver=champions.ADA, of=digest, beforehand=True)
     assert champion() == "v2"
     assert run(watch).startswith("v1: 0 requests; safety new alarm")
     assert run(rollback).startswith("v2 is the champion of esi again")
@@ -245,7 +245,7 @@ def test_who_makes_a_version_champion_again_has_decided(
             patch.setattr("flows.watch.note", lambda *_: raise_(KeyboardInterrupt()))
         with contextlib.suppress(KeyboardInterrupt):
             run(rollback)
-    promotion.rollback(champions.params(), "esi", approver=champions.ADA)
+    promotion.rollback(champions.params(), "esi", approver=champions.ADA, of=versions.find("esi", "v2").digest)
     assert champion() == "v1"
     assert run(watch) == f"v1: 0 requests; {'safety' if is_killed else 'no'} new alarm"
     assert run(rollback).startswith("nothing to do")

@@ -189,7 +189,10 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
 
     promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
-    promotion.rollback(params, "esi", approver=ADA)
+    with pytest.raises(GateError, match="^Ada Lovelace rolled v1 back, .* `clinrl rollback esi --from v2` undoes that"):
+        promotion.rollback(params, "esi", approver=ADA)
+    assert (champion(), kinds()[-2:]) == ("v2", ["promotion", "rollback"])
+    promotion.rollback(params, "esi", approver=ADA, of=versions.find("esi", "v2").digest)
     assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
     assert kinds()[-2:] == ["rollback", "rollback"]
 
@@ -496,7 +499,7 @@ def test_after_a_promotion_that_was_killed_between_the_names_a_rollback_goes_to_
     standing.check_servable(params, versions.holder("esi", "champion"), "champion")
     with pytest.raises(GateError, match="v2 became the champion of esi after the decision on v1-v2"):
         examined.promote(params, "v1-v2", ADA, decision)
-    assert promotion.rollback(params, "esi", approver=ADA).name == "v1"
+    assert promotion.rollback(params, "esi", approver=ADA, of=versions.find("esi", "v2").digest).name == "v1"
 
 
 @after("v2")

@@ -8,6 +8,7 @@ owner reads, in the environment, or in an agent. Messages never quote one.
 import base64
 import fcntl
 import os
+import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,7 +205,8 @@ def _of_file(path: Path) -> Signer:
     """The key of a file that nobody else may read. Raises SignatureError."""
     try:
         with path.open("rb") as stream:
-            if os.fstat(stream.fileno()).st_mode & 0o077:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
                 raise SignatureError(f"others may read the private key {path}; run `chmod 600 {path}`")
             return _load_key(stream.read(MAX_FILE_BYTES), str(path))
     except OSError as error:
