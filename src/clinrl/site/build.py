@@ -1,6 +1,6 @@
 """`clinrl site`: write all pages into one folder, which a browser opens from disk without a server or a network.
 
-Every number comes from a report. Equal files of the checkout give equal bytes.
+Nothing is computed here that a report does not hold already. Equal files of the checkout give equal bytes.
 """
 
 import base64
