@@ -1,16 +1,16 @@
-"""What MLflow imports to load a registered model: it checks the whole folder before any of its code is imported.
+"""The module that MLflow imports to load a registered model. It checks the whole folder before it imports its code.
 
 A registered folder is signed: `model.sig` names each of its files by SHA-256 (OpenSSF Model Signing). This module reads
-that signature with the standard library and `cryptography` alone. It is installed with clinrl, and a copy lies in every
-registered folder for those who have no clinrl. That copy is the one file that nothing checks before it runs: who
-imports clinrl first, or asks the stock `model_signing`, does not depend on it.
+that signature with the standard library and `cryptography` alone. It is installed with clinrl, and every registered
+folder holds a copy for users without clinrl. That copy is the one file that nothing checks before it runs. Users who
+import clinrl first, or who run the stock `model_signing`, do not depend on it.
 
-Whose signatures count: the keys of CLINRL_TRUSTED_KEYS (files or folders of `*.pub`, separated as in PATH), or else
-those of `.clinrl/keys` in the working directory. Without either, the key in the folder is believed, with a warning:
-that finds damage and careless changes, but nobody who signs anew.
+Signatures count if they were made with the keys of CLINRL_TRUSTED_KEYS (files or folders of `*.pub`, separated as in
+PATH), or else with those of `.clinrl/keys` in the working directory. Without either, the key in the folder is trusted,
+with a warning: that detects damage and careless changes, but not an attacker who signs the folder anew.
 
-`load` is for whoever has this module installed: it checks a copy before MLflow sees it. `mlflow.pyfunc.load_model`
-alone obeys the folder's `MLmodel` before anything here is asked, and that file may name other code to import.
+`load` is for users who have this module installed: it checks a copy before MLflow reads it. `mlflow.pyfunc.load_model`
+alone follows the folder's `MLmodel` before this module runs, and that file may name other code to import.
 """
 
 import atexit
@@ -32,9 +32,9 @@ from typing import Any
 SIGNATURE = "model.sig"
 """The file of a folder that holds its signature."""
 SIGNER = "signer.pub"
-"""The file of a registered folder that holds the key of who signed it."""
+"""The file of a registered folder that holds the signer's public key."""
 NOTED = "registered_model_meta"
-"""What MLflow writes into a folder when it loads a registered model: a name and a number that nothing here reads."""
+"""The file that MLflow writes into a folder when it loads a registered model: a name and a number, not read here."""
 CODE, PACKAGE = "code", "clinrl"
 RECORD = "served.json"
 """The file of a registered folder that says which model it is."""
@@ -47,25 +47,25 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://model_signing/signature/v1.0"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 LARGEST = 64 * 2**20
-"""Characters of a payload, and bytes of a signature; more is not read."""
+"""Most characters of a field of the envelope, and most bytes of a signature file; longer ones are refused."""
 MOST_SIGNATURES = 16
 
 _copies: dict[Path, Mapping[str, str]] = {}
-"""The folders that `load` made and checked, with the SHA-256 of their files. Nobody else can write into them."""
+"""The folders that `load` made and checked, with the SHA-256 of their files. No other user can write into them."""
 
 
 class Untrusted(ValueError):
-    """A signature that does not hold, and why, in one sentence."""
+    """A signature does not hold. The message says why, in one sentence."""
 
 
 def pae(kind: str, payload: bytes) -> bytes:
-    """What a DSSE signature is over: the payload, with its type and both lengths in front."""
+    """The bytes that a DSSE signature covers: the payload, with its type and both lengths in front."""
     return b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(payload), payload)
 
 
 @lru_cache
 def public_key(line: str) -> Any:
-    """The P-256 key of an OpenSSH line. Raises ValueError for anything else."""
+    """The P-256 key of an OpenSSH line. Raises ValueError for any other line."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
@@ -80,7 +80,7 @@ def public_key(line: str) -> Any:
 
 
 def fingerprint(line: str) -> str:
-    """`SHA256:...`, as `ssh-keygen -l` prints it."""
+    """The fingerprint of an OpenSSH line: `SHA256:...`, as `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(base64.b64decode(line.split()[1])).digest()).decode().rstrip("=")
 
 
@@ -92,7 +92,7 @@ def pem(line: str) -> str:
 
 
 def verifies(line: str, data: bytes, signature: bytes) -> bool:
-    """Whether a DER signature over the data is that of a key, by ECDSA with SHA-256."""
+    """Whether a DER signature over the data was made with the key, by ECDSA with SHA-256."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -105,10 +105,10 @@ def verifies(line: str, data: bytes, signature: bytes) -> bool:
 
 
 def opened(envelope: Any, keys: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Who signed an in-toto statement in a DSSE envelope, by the name of their key, and the statement.
+    """The name of the key that signed an in-toto statement in a DSSE envelope, and the statement.
 
-    `keys` are OpenSSH lines by name. Nothing of the payload is read before a signature of a listed key was found on it.
-    Raises Untrusted if there is none, or if it is no such envelope.
+    `keys` are OpenSSH lines by name. The payload is not parsed before a signature with one of these keys was found.
+    Raises Untrusted if there is no such signature, or if the envelope or the statement is malformed.
     """
     if not isinstance(envelope, dict) or envelope.keys() != {"payload", "payloadType", "signatures"}:
         raise Untrusted("this is no DSSE envelope; it needs payload, payloadType and signatures")
@@ -127,7 +127,10 @@ def opened(envelope: Any, keys: Mapping[str, str]) -> tuple[str, dict[str, Any]]
 
 
 def _signer_of(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> str:
-    """The name of the key that made one of the signatures; a key that a signature names must be that key."""
+    """The name of the key that made one of the signatures. A signature with a key id counts for that key alone.
+
+    Raises Untrusted if there is no such key.
+    """
     for signature in signatures:
         if not isinstance(signature, dict) or not {"sig"} <= signature.keys() <= {"sig", "keyid"}:
             raise Untrusted("a signature of this envelope is malformed; it needs sig, and may have keyid")
@@ -142,7 +145,7 @@ def _signer_of(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> s
 
 
 def _decode(text: Any) -> bytes:
-    """Bytes from Base64 in its one canonical spelling. Raises Untrusted."""
+    """Bytes from Base64 in its one canonical spelling. Raises Untrusted for any other text."""
     if not isinstance(text, str) or len(text) > LARGEST:
         raise Untrusted("a field of this envelope is no Base64, or too long")
     try:
@@ -155,10 +158,10 @@ def _decode(text: Any) -> bytes:
 
 
 def check(folder: Path, keys: Mapping[str, str], *, but: Iterable[str] = ()) -> tuple[str, dict[str, str]]:
-    """Who signed a folder, by the name of their key, and the SHA-256 of each of its files.
+    """The name of the key that signed a folder, and the SHA-256 of each of its files.
 
-    `but` are names of files at its top that may be there besides. Raises Untrusted naming a file that was altered, is
-    missing or was added, if there is no signature, or if nobody who is listed made it.
+    `but` names unsigned files that may lie at the folder's top. Raises Untrusted naming a file that was altered, is
+    missing or was added; if there is no signature; and if no listed key made it.
     """
     signer, signed = _read_signature(folder / SIGNATURE, keys)
     found = hashes(folder, but=but)
@@ -173,9 +176,9 @@ def check(folder: Path, keys: Mapping[str, str], *, but: Iterable[str] = ()) -> 
 
 
 def hashes(folder: Path, *, but: Iterable[str] = ()) -> dict[str, str]:
-    """SHA-256 of every file of a folder but its signature, by its path in it.
+    """Path to SHA-256 of every file of a folder, except its signature and the files in `but`.
 
-    Raises Untrusted for a link, or for anything else that is no file: what it holds may change unseen.
+    Raises Untrusted for a link, or any other entry that is no regular file: its content may change unnoticed.
     """
     found: dict[str, str] = {}
     left_out = {SIGNATURE, *but}
@@ -202,7 +205,10 @@ def _sha256(file: Path) -> str:
 
 
 def _read_signature(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Who made a signature, and the digests of the files that it is about. Raises Untrusted."""
+    """The name of the key that made a folder's signature, and the digests of the files that it covers.
+
+    Raises Untrusted.
+    """
     try:
         if path.is_symlink() or path.stat().st_size > LARGEST:
             raise Untrusted("it is a link, or too large for a signature")
@@ -229,10 +235,10 @@ def _read_signature(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str,
 
 
 def trusted() -> dict[str, str]:
-    """The OpenSSH lines of the keys whose signatures count, by name; none if nothing says whose do.
+    """The OpenSSH lines of the keys whose signatures count, by name; empty if no place for keys is set or exists.
 
-    Raises Untrusted for a file that is no key, for a folder of keys into which others may write, if CLINRL_TRUSTED_KEYS
-    names a place that is not there, or if it is set, or `.clinrl/keys` is there, without a key at all.
+    Raises Untrusted for a file that is no key, for a folder of keys that others can write into, if CLINRL_TRUSTED_KEYS
+    names a path that does not exist, and if CLINRL_TRUSTED_KEYS is set, or `.clinrl/keys` exists, without any key.
     """
     named = os.environ.get(TRUSTED, "")
     if named:
@@ -264,19 +270,19 @@ def _line(file: Path) -> str:
 
 
 def load(uri: str, *, digest: str = "") -> Any:
-    """A registered model as `mlflow.pyfunc.load_model` returns it, of a copy that was checked before MLflow read it.
+    """Load a registered model as `mlflow.pyfunc.load_model` does, from a copy that is checked before MLflow reads it.
 
-    The model is copied into a folder that only this user can enter, and that stays until the process ends: what is
-    checked is what is loaded, whatever happens to the store meanwhile. Every file of the copy must be as it was signed,
-    `MLmodel` too, which names the code that MLflow imports.
+    The model is copied into a folder that only this user can enter, and that exists until the process ends. The checked
+    files are the loaded files, whatever happens to the store meanwhile. Every file of the copy must be as it was
+    signed, including `MLmodel`, which names the code that MLflow imports.
 
-    A signature says that a model was registered here. It does not say that it is the champion: whoever can write to the
-    registry can let a name stand for another model that was signed, such as an older one. `digest` says which model is
-    meant: it is what `clinrl lookup MODEL champion --json` prints under "digest", noted down elsewhere than in the
-    registry. Without it any signed model is loaded.
+    A signature proves that a model was registered here. It does not prove that the model is the champion: anyone who
+    can write to the registry can give the name to another signed model, such as an older one. `digest` says which model
+    to load: pass the value that `clinrl lookup MODEL champion --json` prints under "digest", kept outside the registry.
+    Without `digest` any signed model is loaded.
 
-    Raises Untrusted if a file is not as it was signed, if nobody whose key counts signed it, or if it is another model
-    than `digest` says; then no code of it was run. What MLflow raises if it cannot bring the model is passed on.
+    Raises Untrusted if a file is not as it was signed, if no key that counts signed the model, or if the model has
+    another digest than `digest`; no code of the model has run then. Errors of MLflow's download are passed on.
     """
     import shutil
     from tempfile import mkdtemp
@@ -302,7 +308,7 @@ def load(uri: str, *, digest: str = "") -> Any:
     maker = os.getpid()
 
     def sweep() -> None:
-        if os.getpid() == maker:  # a fork that ends leaves the folder to the others
+        if os.getpid() == maker:  # a fork must leave the folder to this process
             shutil.rmtree(place, ignore_errors=True)
 
     atexit.register(sweep)
@@ -311,7 +317,7 @@ def load(uri: str, *, digest: str = "") -> Any:
 
 
 def _digest(folder: Path) -> str:
-    """The digest by which the registry knows the model of a folder that was checked. Raises Untrusted."""
+    """The registry's digest of the model in a checked folder. Raises Untrusted if the folder names none."""
     try:
         return str(json.loads((folder / RECORD).read_bytes())["digest"])
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
@@ -319,10 +325,10 @@ def _digest(folder: Path) -> str:
 
 
 def _load_pyfunc(path: str) -> Any:
-    """MLflow's entry: the model of a registered folder, after every file of it was checked. Raises Untrusted.
+    """MLflow's entry point: load the model of a registered folder after a check of every file. Raises Untrusted.
 
-    MLflow has put a folder of code of it in front of `sys.path`. It is off until the check is done, since checking
-    imports, and comes back only if clinrl itself has to be imported from there.
+    MLflow has put the folder's code in front of `sys.path`. It is removed for the check, which imports modules, and put
+    back only if clinrl itself has to be imported from there.
     """
     folder = Path(path)
     within = os.path.abspath(folder)
@@ -335,9 +341,9 @@ def _load_pyfunc(path: str) -> Any:
 
 
 def _check_copy(folder: Path, *, stacklevel: int) -> Mapping[str, str]:
-    """The SHA-256 of each file of a registered folder, which are those that were signed. Raises Untrusted.
+    """Check a registered folder, and return the SHA-256 of each of its files. Raises Untrusted.
 
-    Warns, in the name of the caller so many levels up, if only the folder itself says who signed it.
+    Warns, at the caller `stacklevel` levels up, if the only key is the one that came with the folder.
     """
     keys = trusted()
     if not keys:
@@ -353,7 +359,7 @@ def _check_copy(folder: Path, *, stacklevel: int) -> Mapping[str, str]:
 
 
 def _import_as_signed(code: Path, signed: Mapping[str, str]) -> None:
-    """Let Python import from a folder of code only what was signed, now and later, and write nothing into it."""
+    """Make Python import only signed files from a folder of code, now and later, and write nothing into the folder."""
 
     class Signed(SourceFileLoader):
         def get_data(self, path: str) -> bytes:
@@ -362,7 +368,7 @@ def _import_as_signed(code: Path, signed: Mapping[str, str]) -> None:
             data: bytes = super().get_data(path)
             name = f"{CODE}/{Path(path).relative_to(code).as_posix()}"
             if signed.get(name) != hashlib.sha256(data).hexdigest():
-                raise OSError(f"{name} is not what was signed")  # of compiled code: Python turns to the source
+                raise OSError(f"{name} is not what was signed")  # for compiled code, Python then reads the source
             return data
 
         def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:

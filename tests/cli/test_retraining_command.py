@@ -67,7 +67,7 @@ def test_a_report_is_written_on_four_worlds(capsys):
     [
         (["ekg"], 2, "'ekg' is no task that `clinrl simulate-retraining` knows"),
         (["esi", "--wrong", "0.5"], 2, "--wrong is 0.5; a champion errs in less than half of the cases"),
-        (["esi", "--discordance", "0.2"], 2, "each in cases of its own, differ in 0.1895; give at most that"),
+        (["esi", "--discordance", "0.2"], 2, "independently of each other, differ in 0.1895; give at most that"),
     ],
 )
 def test_what_it_refuses_is_one_sentence(words, code, says, capsys):

@@ -1,1 +1,1 @@
-"""A model beside what others published: their protocol, and exams from elsewhere."""
+"""Comparisons of a model with published results: the published protocol, and external exams."""

@@ -1,7 +1,7 @@
-"""The external exam: a version answers cases from elsewhere, and its figures stand beside what others published.
+"""The external exam: a version answers cases from elsewhere, and a report shows its metrics beside published ones.
 
-No answer is kept, only what can be counted. Published rows are as good as what was printed of them: they are compared
-by eye, never by a test, since nobody's single answers are known.
+No answer is kept, only counts. Published rows hold no more than what was printed. They are compared by eye, never by a
+test, since their single answers are not known.
 """
 
 from collections import Counter
@@ -34,14 +34,14 @@ POOL = "exam"
 
 
 class Line(Strict):
-    """One row of the page: somebody's figures on an external exam."""
+    """One row of the page: the metrics of a model, a policy or a publication on an external exam."""
 
     name: str
     n: int = Field(gt=0)
     metrics: dict[str, Estimate]
-    """With intervals as in an exam; of a published row the shares alone, with Wilson's."""
+    """Metrics with intervals as in an exam; for a published row only shares, with Wilson intervals."""
     printed: dict[str, float] = Field(default_factory=dict)
-    """Statistics as they were published, without an interval."""
+    """Published statistics, which have no interval."""
     source: str = ""
 
 
@@ -53,19 +53,19 @@ class ExternalReport(Strict):
     gold: dict[str, int]
     """Cases by gold label."""
     reports: dict[str, EvalReport]
-    """By mode."""
+    """The report of each mode."""
     lines: tuple[Line, ...]
-    """The version in each mode, then the simple policies, then what was published."""
+    """The version in each mode, then the simple policies, then the published rows."""
     same_make: bool
     """Whether the exam has the size and the gold labels of the published one."""
     says: str
     note: str
     clusters: int | None = Field(default=None, exclude_if=lambda clusters: clusters is None)
-    """How many clusters the cases are of, such as patients; None where cases are by themselves."""
+    """Number of clusters of cases, such as patients; None if cases are independent."""
 
 
 def stage(params: Params, name: str) -> None:
-    """Let a version answer its external data; write the report as JSON and page.
+    """Evaluate a version on its external data; write the report as JSON and page.
 
     Raises ParamsError if params.yaml names no external exam of `name`, ArtefactError if an input is missing, altered or
     drawn from another pool, DataError if the version was trained on patients or texts of the exam, and Busy if
@@ -98,7 +98,7 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
 
 
 def report_of(run: Run, responses: Responses = NO_RESPONSES) -> ExternalReport:
-    """The report on a run, beside the simple policies and what was published. Pure."""
+    """The report on a run, with the simple policies and the published rows. Pure."""
     task, published = run.task, run.task.published
     lazy = {
         row: estimates(task.metrics, run.golds, answers, run.clusters)
@@ -131,7 +131,7 @@ def report_of(run: Run, responses: Responses = NO_RESPONSES) -> ExternalReport:
 
 
 def published_lines(published: Published) -> list[Line]:
-    """The published rows, with the intervals that their counts have."""
+    """The published rows, with intervals from their counts."""
     n = sum(published.labels.values())
     return [
         Line(
@@ -146,7 +146,7 @@ def published_lines(published: Published) -> list[Line]:
 
 
 def _verdict(task: Task, counts: Mapping[Any, int], *, same: bool) -> str:
-    """Whether the published rows are about an exam like this one, in one sentence."""
+    """A text for the page on whether the published rows are about an exam like this one."""
     if task.published is None:
         return f"Nothing is published for {task.name}."
     theirs, mine = ("/".join(str(of.get(label, 0)) for label in task.labels) for of in (task.published.labels, counts))

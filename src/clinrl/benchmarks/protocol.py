@@ -1,8 +1,8 @@
-"""Evaluation beyond the exam, for tasks that are played in an environment and that somebody else evaluated before.
+"""Evaluation by a published protocol, for tasks that are played in an environment.
 
-First their protocol: an episode for each of a few seeds and levels, sampled, scored as they scored it and as it is
-scored here. Then the exam, whose many episodes can show what so few cannot: sampled at the same temperature, beside the
-answers that the exam kept. Policies that do not read and the oracle play all of it too.
+First the published protocol: one sampled episode for each of a few seeds and levels, with the published and with the
+corrected score. Then the exam, whose many episodes can show effects that so few cannot: sampled at the same
+temperature, beside the answers that `clinrl evaluate` kept. The task's policies and the oracle play all of it too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,18 +36,18 @@ from clinrl.tasks.parts import NO_RESPONSES, Benchmark
 from clinrl.types import Case, Estimate, Strict, Transcript
 
 MAX_DRAWN: Final = 1000
-"""Cases that are drawn of a seed before a level is given up."""
+"""Most cases that are drawn with one seed in search of all levels."""
 POOL: Final = "exam"
 ORACLE: Final = "oracle"
 SAMPLED: Final = "sampled"
 EXAMINED: Final = "as examined"
-"""The answers that the exam kept, at the temperature of the mode: greedy where that is 0."""
+"""The answers that `clinrl evaluate` kept, at the temperature of the mode: greedy if that is 0."""
 ALL: Final = "all"
 SCORES: Final = {"theirs": "published score", "ours": "corrected score"}
 
 
 class Cell(Strict):
-    """One episode of the published protocol: the first of its level that its seed draws."""
+    """One episode of the published protocol: the first case of its level that its seed draws."""
 
     seed: int
     level: str
@@ -55,31 +55,31 @@ class Cell(Strict):
 
 
 class Played(Strict):
-    """Somebody's scores in the published protocol."""
+    """The scores of a model, a policy or the oracle in the published protocol."""
 
     who: str
     mode: str
     """Empty for a policy and the oracle."""
     scores: dict[str, tuple[float, ...]]
-    """By `SCORES`, in the order of the cells."""
+    """Key of `SCORES` to the scores, in the order of the cells."""
     means: dict[str, dict[str, Estimate]]
-    """The same, then by level and for all; the interval is a bootstrap over cells."""
+    """Key of `SCORES` to the mean score by level and over all; the interval is a bootstrap over cells."""
 
 
 class Level(Strict):
-    """Somebody's exam at one level."""
+    """Results on the exam's episodes of one level."""
 
     quality: Estimate
-    """What the exam is judged by, the mean over episodes; the interval is a bootstrap over them."""
+    """The benchmark's quality, a mean over episodes; the interval is a bootstrap over episodes."""
     statistic: Estimate | None
-    """What stands beside it; None where it is undefined."""
+    """The benchmark's statistic; None if it is undefined."""
     recall: dict[str, Estimate]
-    """For each label that is right somewhere, the share of its decisions that are it; n counts decisions, and the
+    """The recall of each label that is right in some decision; n counts the decisions in which it is right, and the
     interval is a bootstrap over episodes."""
 
 
 class Sat(Strict):
-    """Somebody's exam, level by level."""
+    """The exam of a model, a policy or the oracle, level by level."""
 
     who: str
     mode: str
@@ -89,7 +89,7 @@ class Sat(Strict):
 
 
 class Above(Strict):
-    """Whether the interval of `ProtocolReport.name` lies wholly above another's at each level."""
+    """Whether, at each level, the quality's interval of `ProtocolReport.name` lies wholly above that of another row."""
 
     other: str
     mode: str
@@ -107,21 +107,21 @@ class ProtocolReport(Strict):
     exam: str
     exam_digest: str
     against: str | None
-    """An ancestor or the base, whose rows are those of its own report."""
+    """The ancestor or base that the model is compared with, by the rows of its own report; None for none."""
     settings: dict[str, Any]
     """Seeds, levels, temperature and episodes."""
     modes: dict[str, dict[str, Any]]
-    """Decoding of the exam in each mode; of what is sampled all but the temperature."""
+    """Decoding of each mode in the exam. Sampled episodes have the same, except for the temperature."""
     sampler: dict[str, str] = Field(default_factory=dict, exclude_if=lambda sampler: not sampler)
-    """Who wrote what is sampled, at the full scale."""
+    """The software that generated the sampled episodes, at the full scale."""
     cells: tuple[Cell, ...] = Field(min_length=1)
     played: tuple[Played, ...]
-    """The version in each mode, what it is against, policies, the oracle."""
+    """Rows for the model in each mode, the model `against`, policies, and the oracle."""
     sat: tuple[Sat, ...]
-    """The same."""
+    """The same rows, each with the exam."""
     above: tuple[Above, ...]
     printed: dict[str, dict[str, float]]
-    """What was published, by level."""
+    """Published row to its score at each level."""
     note: str = NOTE
 
 
@@ -152,7 +152,7 @@ def stage(params: Params, name: str) -> None:
             cells=tuple(Cell(seed=seed, level=level, case_id=case.id) for (seed, level), case in drawn.items()),
             played=(), sat=(), above=(), printed={row: dict(found) for row, found in published.printed.items()},
         )  # fmt: skip
-        # Before the expensive part: what is not there, or of other episodes, is found out now.
+        # Before the expensive part, so that a missing report, or one on other episodes, is found early.
         before = _before(head)
         places = chosen(task, run.cases, spec.levels, spec.episodes, f"the exam {model.exam}")
         kept = {(mode, EXAMINED): _kept(run, mode, places) for mode in run.modes}
@@ -177,7 +177,7 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
 
 
 def verdicts(report: ProtocolReport) -> tuple[list[tuple[str, str, str]], dict[str, list[str]]]:
-    """Mode, decoding and level of each column, and by name of the other whether the report's interval lies above."""
+    """The columns, each with mode, decoding and level; and by row, `yes` where the report's interval lies above it."""
     found = {
         (line.other, line.mode, line.decoding, level): "yes" if above else "no"
         for line in report.above
@@ -189,17 +189,17 @@ def verdicts(report: ProtocolReport) -> tuple[list[tuple[str, str, str]], dict[s
 
 
 def published_of(task: Task) -> Benchmark:
-    """What somebody published of a task. Raises ParamsError if nobody did."""
-    if task.benchmark is None:  # params.yaml is refused before
+    """The published benchmark of a task. Raises ParamsError if there is none."""
+    if task.benchmark is None:  # does not happen: such a params.yaml is refused
         raise ParamsError(f"nobody published a protocol of {task.name}")
     return task.benchmark
 
 
 def draw(task: Task, seeds: Sequence[int], levels: Sequence[str]) -> dict[tuple[int, str], Case]:
-    """The episode of each cell: of the cases that its seed draws from the published mix, the first of its level.
+    """The case of each cell: the first of its level among the cases that its seed draws from the published mix.
 
-    The mix draws levels by itself. Cases are of the exam's pool, whose templates nobody trains on. Raises DataError if
-    a seed draws no case of a level.
+    The mix decides how often a level is drawn. Cases are of the exam's pool, whose templates no training uses. Raises
+    DataError if a seed draws no case of a level.
     """
     published = published_of(task)
     found: dict[tuple[int, str], Case] = {}
@@ -216,10 +216,10 @@ def draw(task: Task, seeds: Sequence[int], levels: Sequence[str]) -> dict[tuple[
     return found
 
 
-def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: int, called: str) -> list[int]:
-    """The places of the first so many cases of each level, in the order of the exam.
+def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: int, title: str) -> list[int]:
+    """The places of the first `episodes` cases of each level, in the order of the exam.
 
-    Raises ParamsError if it has fewer.
+    Raises ParamsError, with `title` as the exam's name, if the exam has fewer.
     """
     of = task.reporting.slices[published_of(task).by]
     by_level: dict[str, list[int]] = {level: [] for level in levels}
@@ -229,14 +229,14 @@ def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: in
     for level, places in by_level.items():
         if len(places) < episodes:
             raise ParamsError(
-                f"{called} has {len(places)} cases of level {level}, and the protocol asks for {episodes} a level; "
+                f"{title} has {len(places)} cases of level {level}, and the protocol asks for {episodes} a level; "
                 "lower its episodes or enlarge the exam"
             )
     return sorted(place for places in by_level.values() for place in places)
 
 
 def _kept(run: Run, mode: str, places: Sequence[int]) -> list[Transcript]:
-    """The transcripts of the exam in a mode, of the chosen cases."""
+    """The kept transcripts of the chosen cases in a mode. Raises ArtefactError if another adapter answered."""
     name, folder = run.model.name, paths.graded(run.model.name)
     _, lines = load_graded(run, mode, name)
     if read_manifest(folder).inputs["adapter"] != run.adapter_digest:
@@ -247,7 +247,10 @@ def _kept(run: Run, mode: str, places: Sequence[int]) -> list[Transcript]:
 
 
 def _before(head: ProtocolReport) -> ProtocolReport | None:
-    """The report of whoever a version is compared with. Raises ArtefactError if it is missing or of other episodes."""
+    """The report of the model that a version is compared with, or None if there is no such model.
+
+    Raises ArtefactError if the report is missing or is about other episodes.
+    """
     if head.against is None:
         return None
     path = paths.protocol_report(head.against)
@@ -268,7 +271,7 @@ def _sample(
     params: Params, model: Model, sampler: Sampler, temperature: float,
     drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case],
 ) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:  # fmt: skip
-    """The episodes of the cells and of the exam, sampled with the model loaded once. A cell has its own seed."""
+    """Sampled transcripts of the cells by mode, and of the exam by mode and decoding. Each cell has its own seed."""
     decoded = {name: params.mode(name, model.task.name) for name in params.modes}
     modes = {name: mode.model_copy(update={"temperature": temperature}) for name, mode in decoded.items()}
     played, sampled = {}, {}
@@ -313,7 +316,7 @@ def report_of(
 
         my_exams = [by_level(head.name, *how, transcripts) for how, transcripts in examined.items()]
         exams = [by_level(row, "", "", transcripts) for row, transcripts in rivals]
-    if before:  # the same episodes, so nobody plays them again
+    if before:  # its rows are about the same episodes
         others = [row for row in before.played if not row.mode or row.who == before.name]
         exams = [row for row in before.sat if not row.mode or row.who == before.name]
     else:
@@ -328,7 +331,7 @@ def report_of(
 
 
 def policies(task: Task, cases: Sequence[Case]) -> Iterator[tuple[str, list[Transcript]]]:
-    """The transcripts of every policy of the task, and last of the oracle: the task's own best answer."""
+    """Name and transcripts of every policy of the task, and last of the oracle, which gives the task's best answer."""
     for name, policy in task.policies().items():
         yield name, [policy(case, Random(f"{baselines.SEED}/{name}/{case.id}")) for case in cases]
     yield ORACLE, [task.gold(case, thinking=False) for case in cases]
@@ -375,7 +378,7 @@ def _level(task: Task, pairs: Sequence[tuple[Case, Transcript]]) -> Level:
 
 
 def _above(mine: Sequence[Sat], others: Sequence[Sat]) -> Iterator[Above]:
-    """Every row of mine against every other; against another model's in the same mode and decoding."""
+    """Compare every row of `mine` with every other row; with another model's only in the same mode and decoding."""
     for row in mine:
         for other in others:
             if other.mode in ("", row.mode) and other.decoding in ("", row.decoding):

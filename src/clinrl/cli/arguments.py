@@ -1,4 +1,4 @@
-"""What a subcommand consists of, and the arguments that several of them take."""
+"""The parts of a subcommand, and the arguments that several subcommands share."""
 
 import argparse
 import os
@@ -9,47 +9,47 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MAX_DIGITS = 18
-"""Digits of a number that is read; int() refuses thousands."""
+"""Most digits of a number argument. `int` itself refuses only a few thousand."""
 LAST_PORT = 65535
 
 
 class Argument(NamedTuple):
-    """An argument of a command as argparse takes it. Its destination is the parameter of the function."""
+    """One argument of a command, for argparse's `add_argument`. Its `dest` is a parameter of the command's function."""
 
     flags: tuple[str, ...]
     settings: Mapping[str, Any]
 
 
 def arg(*flags: str, **settings: Any) -> Argument:
-    """An argument, written as for `add_argument`."""
+    """An argument from the flags and settings of `add_argument`."""
     return Argument(flags, settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A subcommand. Its function gets the arguments by keyword, and returns an exit code or None for 0."""
+    """A subcommand. Its function takes the arguments by keyword and returns an exit code, or None for 0."""
 
     help: str
     """One line for `clinrl --help`."""
     description: str
     examples: str
     runs: str = ""
-    """`module:function` below clinrl, imported when the command runs; empty for a command that is a stage alone."""
+    """`module:function` below clinrl, imported when the command runs; empty for a command that only runs a stage."""
     stage: str = ""
-    """The module of a stage of dvc.yaml. Its inputs are held against dvc.lock, and what it made is signed."""
+    """The module of a stage of dvc.yaml. Its inputs are compared with dvc.lock, and its outputs are signed."""
     arguments: tuple[Argument, ...] = ()
     one_of: tuple[Argument, ...] = ()
-    """Arguments of which exactly one is given."""
+    """Arguments of which the user must give exactly one."""
     actions: Mapping[str, tuple[str, tuple[Argument, ...]]] = field(default_factory=dict)
-    """Subcommands of the command: what each does, and its arguments."""
+    """Subcommands of the command, by name: the help text and the arguments of each."""
     takes: tuple[str, ...] = ("params",)
-    """What the function gets besides: `params`, checked; `source`, the path that they are read from."""
+    """What the function takes besides the arguments: `params`, checked; `source`, the path that they are read from."""
     also: str = ""
-    """Other words that people use for it, for the sentence after a typing error."""
+    """Synonyms, separated by spaces. The error message for a synonym suggests this command."""
 
 
 def stage(module: str, name: Argument, *, help: str, description: str, examples: str, also: str = "") -> Command:
-    """A command that runs a stage of dvc.yaml: the function `stage` of a module takes the parameters and a name."""
+    """A command that only runs a stage of dvc.yaml: the function `stage` of `module`, with parameters and a name."""
     return Command(help=help, description=description, examples=examples, stage=module, arguments=(name,), also=also)
 
 
@@ -57,12 +57,15 @@ JSON = arg("--json", dest="as_json", action="store_true", help="JSON instead of 
 
 
 def name(kind: str, text: str = "") -> Argument:
-    """The argument that names something of params.yaml. The kind decides what it is checked against."""
+    """The argument for a name from params.yaml. `kind` selects the names that are accepted (`names.names`)."""
     return arg("name", metavar=kind, help=text or f"a {kind.lower()} of params.yaml")
 
 
 def natural(least: int, most: int | None = None) -> Callable[[str], int]:
-    """A parser of whole numbers from `least` up, or to `most`. It raises ArgumentTypeError for anything else."""
+    """A parser of whole numbers from `least` to `most`, or without an upper limit.
+
+    The parser raises ArgumentTypeError for anything else.
+    """
 
     def parse(text: str) -> int:
         is_number = text.isdecimal() and len(text) <= MAX_DIGITS
@@ -75,7 +78,7 @@ def natural(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def share(text: str) -> float:
-    """A share of cases, above 0 and below 1. Raises ArgumentTypeError for anything else."""
+    """Parse a share of cases, above 0 and below 1. Raises ArgumentTypeError for anything else."""
     with suppress(ValueError):
         if 0 < float(text) < 1:
             return float(text)
@@ -83,15 +86,16 @@ def share(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """A folder, or where one can be made. Raises ArgumentTypeError below or at what is no folder."""
+    """Parse the path of a folder, which need not exist. Raises ArgumentTypeError for a file or below one."""
     for place in (Path(text), *Path(text).parents):
-        if os.path.exists(place) and not os.path.isdir(place):  # as Path's, but false where a name is too long
+        # Path.exists would raise for a name that is too long.
+        if os.path.exists(place) and not os.path.isdir(place):
             raise argparse.ArgumentTypeError(f"{str(place)[:80]!r} is no folder")
     return Path(text)
 
 
 def file(text: str) -> Path:
-    """A file, or where one can be made. Raises ArgumentTypeError for a folder, and below what is no folder."""
+    """Parse the path of a file, which need not exist. Raises ArgumentTypeError for a folder or below another file."""
     if os.path.isdir(text or "."):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is a folder; name a file")
     folder(os.path.dirname(text))
@@ -100,5 +104,5 @@ def file(text: str) -> Path:
 
 def value(flag: str, parse: Callable[[str], Any], text: str, default: Any = None, **settings: Any) -> Argument:
     """An option that takes a number or a share; its help ends with its default, if it has one."""
-    says = text if default is None else f"{text}; default: {default}"
-    return arg(flag, type=parse, metavar="SHARE" if parse is share else "N", default=default, help=says, **settings)
+    help = text if default is None else f"{text}; default: {default}"
+    return arg(flag, type=parse, metavar="SHARE" if parse is share else "N", default=default, help=help, **settings)

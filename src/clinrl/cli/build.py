@@ -15,7 +15,7 @@ DATA = {
     "validate": stage(
         "data.validate",
         name("DATASET"),
-        help="check that a data set is what it must be",
+        help="check a data set against its task's expectations",
         description="Runs the task's expectations and the gold proof on data/cases/DATASET. Writes the proof "
         "data/reports/data/DATASET.json only on success, and a page for people under data/docs/DATASET.",
         examples="clinrl validate esi-d3",
@@ -86,7 +86,7 @@ TRAIN = {
         arguments=(
             name("TASK"),
             arg("--from", dest="parent", metavar="VERSION", help="the version to start from; default: the champion"),
-            arg("--name", dest="called", metavar="NAME", help="the version's name; default: the next number"),
+            arg("--name", dest="new_name", metavar="NAME", help="the version's name; default: the next number"),
             arg("--lever", metavar="LEVER", help="modifiers, data, lower-rate or higher-rate; default: the next"),
             JSON,
         ),

@@ -1,4 +1,4 @@
-"""`clinrl doctor`: what this machine has the memory for, and the libraries that a training may use."""
+"""`clinrl doctor`: whether each task fits into this machine's memory, and which libraries a training can use."""
 
 import importlib.metadata
 import json
@@ -20,13 +20,14 @@ LIBRARIES = ("torch", "bitsandbytes", "kernels", "flash-linear-attention", "caus
 """Qwen3.5 without kernels or flash-linear-attention runs parts of its layers in Python, many times slower."""
 WIDTH = 79
 NAME = 32
-"""Characters of a name in the table."""
+"""Most characters of a name in the table."""
 
 
 def stage(params: Params, names: Sequence[str] = (), *, scale: "Scale | None" = None, as_json: bool = False) -> int:
-    """Print what each task needs, or the versions of `names`, at a scale, by default the active one. 0 if all fits.
+    """Print the memory that each task needs, of all versions or of those in `names`. Returns 0 if all fits, else 1.
 
-    Raises ParamsError for an unknown name, for a wrong machine.yaml, and for a GPU in it that is not there.
+    `scale` is the active one by default. Raises ParamsError for an unknown name, for a wrong machine.yaml, and for a
+    GPU in machine.yaml that this machine does not have.
     """
     from clinrl.config.machine import read_machine
 
@@ -34,21 +35,21 @@ def stage(params: Params, names: Sequence[str] = (), *, scale: "Scale | None" = 
     for name in names:
         check_name(params, name, "doctor")
     at = params.model_copy(update={"scale": scale or params.scale})
-    asked, machine = list(names) or [*params.roots, *params.versions], read_machine()
-    there, software = needs.room(machine), _software()
-    found = needs.worst(at, asked, machine, there)
-    is_gpu = at.scale == "full" and there.gpu is not None
-    rates = step_time.measured(there.gpu if is_gpu else None) if at.scale == "full" else None
-    times = step_time.slowest(at, asked, machine, rates, is_gpu=is_gpu) if rates else []
+    models, machine = list(names) or [*params.roots, *params.versions], read_machine()
+    room, software = needs.room(machine), _software()
+    found = needs.worst(at, models, machine, room)
+    is_gpu = at.scale == "full" and room.gpu is not None
+    rates = step_time.measured(room.gpu if is_gpu else None) if at.scale == "full" else None
+    times = step_time.slowest(at, models, machine, rates, is_gpu=is_gpu) if rates else []
     if as_json:
-        gpus = [gpu._asdict() for gpu in there.gpus]
-        has = {"gpus": gpus, "used": there.gpu and there.gpu.number, "host": there.host}
+        gpus = [gpu._asdict() for gpu in room.gpus]
+        hardware = {"gpus": gpus, "used": room.gpu and room.gpu.number, "host": room.host}
         reckoned = {"rates": rates and asdict(rates), "times": [asdict(each) for each in times]}
-        shown = {"scale": at.scale, "machine": has, "software": software, "needs": [asdict(n) for n in found]}
-        shown |= {"reckoned": reckoned} if at.scale == "full" else {}
-        print(json.dumps(shown, indent=2))
+        content = {"scale": at.scale, "machine": hardware, "software": software, "needs": [asdict(n) for n in found]}
+        content |= {"reckoned": reckoned} if at.scale == "full" else {}
+        print(json.dumps(content, indent=2))
     else:
-        _print(at.scale, found, there, software)
+        _print(at.scale, found, room, software)
         if rates:
             _print_times(times, rates, step_time.seconds)
         if copies := sorted(task for task in params.bases if at.scale == "full" and needs.is_copy(at, task)):
@@ -59,16 +60,17 @@ def stage(params: Params, names: Sequence[str] = (), *, scale: "Scale | None" = 
 
 
 def _software() -> dict[str, str]:
-    """Library to its version, or none."""
-    held = {str(package.metadata["Name"]).lower(): package.version for package in importlib.metadata.distributions()}
-    return {"CUDA": import_module("clinrl.models.memory").cuda()} | {name: held.get(name, "none") for name in LIBRARIES}
+    """The version of CUDA and of each library, or `none`."""
+    found = {str(package.metadata["Name"]).lower(): package.version for package in importlib.metadata.distributions()}
+    versions = {name: found.get(name, "none") for name in LIBRARIES}
+    return {"CUDA": import_module("clinrl.models.memory").cuda()} | versions
 
 
-def _print(scale: str, found: "Sequence[Need]", there: "Room", software: dict[str, str]) -> None:
-    for gpu in there.gpus:
-        used = ", used" if gpu == there.gpu else ""
+def _print(scale: str, found: "Sequence[Need]", room: "Room", software: dict[str, str]) -> None:
+    for gpu in room.gpus:
+        used = ", used" if gpu == room.gpu else ""
         print(_wrapped(f"GPU {gpu.number}: {gpu.name}, {_gib(gpu.free)} of {_gib(gpu.total)} GiB free{used}"))
-    print(f"host: {_gib(there.host)} GiB free" + ("" if there.gpus else "; no GPU"))
+    print(f"host: {_gib(room.host)} GiB free" + ("" if room.gpus else "; no GPU"))
     print(_wrapped(", ".join(f"{name} {version}" for name, version in software.items())))
     print(f"\nscale {scale}, GiB\n{'task':<9}{'place':<12}{'most, of':<{NAME + 1}}{'GPU':>7}{'host':>8}  fits")
     for need in found:
@@ -90,7 +92,7 @@ def _print_times(times: "Sequence[Times]", rates: "Rates", say: "Callable[[float
 
 
 def _gib(size: int | None) -> str:
-    """Bytes in GiB; - for none, ? where nothing is known."""
+    """Bytes in GiB; `-` for 0, `?` for None, an unknown size."""
     return "?" if size is None else f"{size / (1 << 30):,.1f}" if size else "-"
 
 

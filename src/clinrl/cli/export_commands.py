@@ -1,4 +1,4 @@
-"""`clinrl export`: the name that an action takes, checked, and what writes the export."""
+"""`clinrl export`: check the name that an action takes, and call the module that writes the export."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,13 +13,13 @@ ACTIONS = {
     "openenv": ("openenv_manifest", "TASK"),
     "verifiers": ("verifiers", "TASK"),
 }
-"""What is exported to the module that writes it, and the kind of name that it takes."""
+"""Action to the module that writes its export, and the kind of name that it takes."""
 
 
 def export(
     params: Params, action: str, name: str, *, out: Path | None = None, mode: str | None = None, open_exam: bool = False
 ) -> None:
-    """Write what another tool opens. Raises ParamsError for a name that the action does not take."""
+    """Write an export for another tool. Raises ParamsError for a name that the action does not take."""
     module, kind = ACTIONS[action]
     check_name(params, name, f"export {action}", kind=kind)
     options: dict[str, Any] = {"mode": mode} if mode is not None else {"open_exam": True} if open_exam else {}

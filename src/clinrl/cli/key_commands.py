@@ -1,4 +1,4 @@
-"""What the command line says of keys and approvals: one function a command, which prints and gives the exit code."""
+"""`clinrl keys` and `clinrl approve`: one function a command, which prints the result and returns the exit code."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from clinrl.signing import keys as ring
 
 KEYS = ("name", "counts_for", "fingerprint", "line")
 HERE, APPROVALS, REBUILDS = "this checkout", "approvals", "rebuilds"
-"""What a key counts for: all that is signed for this checkout; that and approvals; statements that somebody rebuilt."""
+"""What a key counts for: registered folders and audit lines; these and approvals; statements about rebuilds."""
 
 
 def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: str = "", as_json: bool = False) -> int:
-    """Make this checkout's key, list which keys count for what, let one more count, or vouch for the audit log."""
+    """Make this checkout's key, list what each key counts for, trust another key, or vouch for the audit log."""
     if action == "vouch":
         return _vouch(source, reason)
     root = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / source).exists()), Path.cwd())
     if root != Path.cwd():
-        raise ParamsError(f"keys are of a project, and {root} above this folder is one; start in the project's root")
+        raise ParamsError(f"keys belong to a project, and {root} above this folder is one; start in the project's root")
     if action == "init":
         rows = [_row(ring.OURS, ring.init(), HERE)]
     elif action == "trust":
@@ -43,7 +43,7 @@ def _row(name: str, key: ring.Key, counts_for: str) -> dict[str, str]:
 
 
 def _vouch(source: Path, reason: str) -> int:
-    """Sign the audit log after a key was revoked, and name the keys whose lines stand by that. 1: there were none."""
+    """Sign the audit log anew after a key was revoked, and print the revoked keys. Returns 1 if there are none."""
     from clinrl.release.promotion import vouch
 
     revoked = vouch(load_params(source), reason)
@@ -55,7 +55,7 @@ def _vouch(source: Path, reason: str) -> int:
 
 
 def approve(decision: str, approver: str) -> int:
-    """Print the token by which a person approves a decision. Only their key is needed, no project and no server."""
+    """Print the token that approves a decision. This needs only the approver's key, no project and no server."""
     signer = ring.signer("full")
     print(approval.token(decision, approver, signer))
     echo(

@@ -1,9 +1,9 @@
-"""The command line: parse, load params.yaml, call, give an exit code. `commands` says what there is.
+"""The command line: parse the arguments, load params.yaml, call the command. `commands` holds the table of commands.
 
 Exit codes: 0 done; 1 refused (data, proofs, artefacts, gates, the registry, a full disk); 2 the command or params.yaml
-is wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another command is writing the same artefact;
-130 interrupted; 141 whoever read the output went away.
-Anything else is a bug and shows its traceback.
+is wrong; 3 training ended without an adapter; 4 an alert ended it; 75 another command is writing the same artefact;
+130 interrupted; 141 the reader of the output closed the pipe.
+Any other error is a bug and shows its traceback.
 """
 
 import sys
@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
     determinism.pin()
     words = list(sys.argv[1:] if argv is None else argv)
-    if words.count("--") > 1:  # argparse makes a list of an argument then
-        parser().error("-- may stand once")
+    if words.count("--") > 1:  # argparse would pass a list where the command takes one argument
+        parser().error("-- may be given once")
     arguments = vars(parser().parse_args(words))
     starter.follow()
     try:
@@ -35,14 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except ModuleNotFoundError as error:
-        if find_spec(library := str(error.name).partition(".")[0]):  # it is here, so that the fault is another
+        if find_spec(library := str(error.name).partition(".")[0]):  # the library is installed: this is a bug
             raise
-        mends = "`pip install 'WHEEL[pipeline]'` with the wheel's file, or `make .venv/.installed` in a checkout"
-        raise Refused(f"{library} is not installed; run {mends}") from None
+        install = "`pip install 'WHEEL[pipeline]'` with the wheel's file, or `make .venv/.installed` in a checkout"
+        raise Refused(f"{library} is not installed; run {install}") from None
 
 
 def _run(arguments: dict[str, Any]) -> int:
-    """Call what the table of commands names, with what it takes. Everything heavy is imported here."""
+    """Call the command's function with the arguments that it takes. Heavy modules are imported here, not before."""
     name, source = arguments.pop("command"), arguments.pop("params")
     command, given = COMMANDS[name], {}
     if not command.takes and source != Path("params.yaml"):
@@ -55,7 +55,8 @@ def _run(arguments: dict[str, Any]) -> int:
 
         given["params"] = load_params(source)
         has_name = arguments.get("name") is not None
-        if has_name and not command.actions and name != "compare":  # whose names are of several kinds
+        # `compare` and commands with actions accept names of several kinds, and check them themselves.
+        if has_name and not command.actions and name != "compare":
             check_name(given["params"], arguments["name"], name)
     if not command.runs:
         from clinrl.cli.stage_commands import make

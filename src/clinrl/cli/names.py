@@ -1,4 +1,4 @@
-"""The names of params.yaml that a command takes, and the sentence for one that it does not take."""
+"""The names of params.yaml that a command accepts, and the error message for any other name."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,12 @@ from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean, format_value
 
 BASED = dict.fromkeys(("show", "protocol", "compare", "params", "doctor", "export inspect"), ("BASE",))
-BESIDES = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
-"""Kinds that a command takes besides the one that its usage shows."""
+FURTHER_KINDS = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
+"""Kinds of name that a command accepts besides the kind in its usage."""
 
 
 def names(params: Params, kind: str) -> Mapping[str, str]:
-    """The names of a kind, each with its task."""
+    """Every name of a kind, with its task."""
     versions = {name: spec.task for name, spec in params.versions.items()}
     merges = {name: merge.task for name, merge in params.merges.all.items()}
     return {
@@ -29,20 +29,20 @@ def names(params: Params, kind: str) -> Mapping[str, str]:
 
 
 def check_name(params: Params, name: str, command: str, *, kind: str = "", task: str = "") -> str:
-    """The task of a name that a command takes. `kind` is that of its usage unless another is given.
+    """The task of a name that a command accepts. `kind` is the kind in the command's usage unless it is given.
 
-    Raises ParamsError for another name: with those of `task`, or of the task that the name begins with, where that is
-    known, and for an alias such as esi@champion with the command that looks it up.
+    Raises ParamsError for any other name. The message suggests names of `task`, or of the task that the name begins
+    with if there is one; for an alias such as esi@champion it names the command that looks the alias up.
     """
     kind = kind or COMMANDS[command].arguments[0].settings["metavar"]
-    kinds = [kind, *(BESIDES.get(command, ()) if kind != "COMPARISON" else ())]
-    taken = {name: task for each in kinds for name, task in names(params, each).items()}
-    if name in taken:
-        return taken[name]
+    kinds = [kind, *(FURTHER_KINDS.get(command, ()) if kind != "COMPARISON" else ())]
+    accepted = {name: task for each in kinds for name, task in names(params, each).items()}
+    if name in accepted:
+        return accepted[name]
     model, mark, alias = name.removeprefix("models:/").replace("/", "@").partition("@")
     if mark and alias and model in names(params, "MODEL"):
         hint = f"to say what an alias stands for: `clinrl lookup {model} {alias}`"
     else:
         task = task or next((task for task in params.bases if name.startswith(f"{task}-")), "")
-        hint = did_you_mean(name, [other for other, of in taken.items() if task in ("", of)])
+        hint = did_you_mean(name, [other for other, of in accepted.items() if task in ("", of)])
     raise ParamsError(f"{format_value(name)} is no {kind.lower()} that `clinrl {command}` knows; {hint}")

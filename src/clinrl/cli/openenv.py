@@ -1,4 +1,4 @@
-"""A task's environment served to OpenEnv clients, which train or examine models of their own on it."""
+"""`clinrl openenv`: serve a task's environment to OpenEnv clients, which train or evaluate their own models on it."""
 
 from pathlib import Path
 from typing import Final
@@ -6,23 +6,23 @@ from typing import Final
 from clinrl.errors import ParamsError, Refused, did_you_mean, echo
 from clinrl.tasks.base import get_task, task_names
 
-EXAM_IS_OPEN: Final = "whoever trains on cases of the pool exam can show nothing by an exam any more"
+EXAM_IS_OPEN: Final = "an exam shows nothing about a model that was trained on cases of the pool exam"
 INSTALL: Final = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
 SPARE_CONNECTIONS: Final = 32
-"""How many connections beyond the sessions are answered; one more gets 503."""
+"""Connections that are answered beyond one for each session; any further one gets 503."""
 MESSAGE_BYTES: Final = 64 * 1024
-"""The longest message of a session."""
+"""The largest message of a session."""
 
 
 def stage(
     source: Path, name: str, *, host: str, port: int, sessions: int, open_exam: bool = False, version: str | None = None
 ) -> None:
-    """Serve until interrupted; the first line of the output is the address. Port 0: any free one.
+    """Serve a task's environment until interrupted. The first line of the output is the address.
 
-    `open_exam`: whether cases of the pool `exam` are served too. `version`: one of params.yaml, whose reward is paid.
-
-    Raises ParamsError for a task without an environment and a reward that needs other models, Refused where OpenEnv is
-    not installed or the address cannot be had.
+    Port 0 takes any free one. `open_exam` serves cases of the pool `exam` too. `version` names the version of
+    params.yaml that gives the reward; without it the task's own reward is paid. Raises ParamsError for a task without
+    an environment, for a version of another task, for a control, and for a reward that needs other models; Refused if
+    OpenEnv is not installed or the address cannot be bound.
     """
     if name not in task_names():
         raise ParamsError(f"{name!r} is no task whose environment can be served; {did_you_mean(name, task_names())}")

@@ -14,7 +14,7 @@ RELEASE = {
         help="put a version or a merge, with its metrics, into the registry",
         description="Logs parameters, metrics with intervals, training history, reports and plots of NAME, and the "
         "model itself, to MLflow. The same adapter is one model version, however often it is registered. NAME must "
-        "have been evaluated. The server of `make serve` lets in whoever has loaded .clinrl/servers/credentials.env.",
+        "have been evaluated. The server of `make serve` asks for the credentials in .clinrl/servers/credentials.env.",
         examples="clinrl register esi-v49\nclinrl register esi-v49-full\n"
         "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
         runs="cli.registry_commands:register",
@@ -80,7 +80,7 @@ RELEASE = {
         also="release deploy champion",
     ),
     "dossier": Command(
-        help="write the papers of a version that a regulator asks for",
+        help="write the documents about a version that a regulator asks for",
         description="Writes a change control plan, technical documentation in the order of the EU AI Act's Annex IV, "
         "the TRIPOD-LLM checklist and the pre-registration of VERSION to data/dossiers/VERSION, which git ignores: "
         "Markdown, one page dossier.html, and numbers.json with the file, key and digest of each value. All is looked "
@@ -126,7 +126,7 @@ RELEASE = {
     "push": Command(
         help="push a version or a merge, with its card, to a Hugging Face hub",
         description="Sends weights, tokenizer and card of NAME to a repository, which is private unless --public, as "
-        "one commit. Everything is held against dvc.lock first, and what the hub then holds against the manifest. "
+        "one commit. Compares the files with dvc.lock first, and afterwards the weights on the hub with those sent. "
         "Cases and answers are never sent. The token is that of HF_TOKEN or of `hf auth login`.",
         examples="clinrl push esi-v49 --repo ada/esi-v49\n"
         "clinrl push esi-v49-full --repo ada/esi-v49-full --endpoint https://hub.example.org",
@@ -235,10 +235,10 @@ INSPECT = {
     ),
     "doctor": Command(
         help="say what this machine has the memory for",
-        description="Estimates, for each task, what loading, training, generation, judges and the exam need of GPU and "
-        "host memory, of the version that needs most, beside what is free; and lists the libraries that a training may "
-        "use. Models are made as shapes from their configs; nothing is downloaded. machine.yaml is heeded. Exit code "
-        "0: all fits; 1: something does not.",
+        description="Estimates, for the version of each task that needs most, the GPU and host memory of loading, "
+        "training, generation, judges and the exam; prints it beside the free memory, with the versions of the "
+        "libraries that a training may use. Estimates come from the shapes in the models' configs and from "
+        "machine.yaml; nothing is downloaded. Exit code 0: all fits; 1: something does not.",
         examples="clinrl doctor\nclinrl doctor --scale full\nclinrl doctor esi-v46 esi-v49 --scale full --json",
         runs="cli.doctor:stage",
         arguments=(
@@ -366,8 +366,8 @@ SETUP = {
         help="make a signing key, and say whose signatures count",
         description="`init` makes this checkout's key in .clinrl/keys; if CLINRL_SIGNING_KEY or "
         "CLINRL_SIGNING_KEY_FILE names one that is elsewhere, it keeps only the public half. `show` lists whose "
-        "signatures count here. `trust` lets those of one more key count. `vouch` is for the day after a key was "
-        "revoked: it signs what that key left at the end of the audit log.",
+        "signatures count here. `trust` lets those of one more key count. `vouch` is for use after a key "
+        "was revoked: it signs anew what that key signed at the end of the audit log.",
         examples='clinrl keys init\nclinrl keys show --json\nclinrl keys trust "Ada Lovelace" "$(cat ada.pub)"\n'
         "CLINRL_SIGNING_KEY=agent clinrl keys init\n"
         'clinrl keys vouch "laptop stolen; lines 1 to 12 are ours"',
@@ -394,8 +394,8 @@ SETUP = {
     "openenv": Command(
         help="serve a task's environment to OpenEnv clients",
         description="Serves the environment of TASK over HTTP and WebSocket until Ctrl-C, and prints its address "
-        "first. There is no password: whoever reaches the address may play, but for web pages of other origins and "
-        "requests to another host name. The pool exam is closed. A reward that asks other models is refused. Needs "
+        "first. There is no password: any client that reaches the address may play, except web pages of other origins "
+        "and requests to another host name. The pool exam is closed. A reward that asks other models is refused. Needs "
         "the extra openenv.",
         examples="clinrl openenv esi --reward esi-v49\nclinrl openenv audit --port 8001 --sessions 8\n"
         "openenv validate --url http://127.0.0.1:8000",

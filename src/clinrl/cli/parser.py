@@ -1,4 +1,4 @@
-"""The parser of the command line: the table of the subcommands as argparse, in groups, with near misses suggested."""
+"""The argparse parser of the command line, made from the table of subcommands. It suggests names for misspelt ones."""
 
 import argparse
 import textwrap
@@ -28,10 +28,10 @@ order."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that keeps the lines of its texts, and says what a misspelt subcommand or option may mean."""
+    """An ArgumentParser that keeps line breaks in its texts and suggests a subcommand or option for a misspelt one."""
 
     def __init__(self, also: Mapping[str, Collection[str]] | None = None, **settings: Any) -> None:
-        """`also` has other words that people use for a subcommand."""
+        """`also` maps a subcommand to its synonyms."""
         settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(**settings)
         self.also = also or {}
@@ -49,14 +49,14 @@ class Parser(argparse.ArgumentParser):
         return f"allowed: {', '.join(choices)}" if len(choices) < 8 else f"`{self.prog} --help` lists what there is"
 
     def error(self, message: str) -> NoReturn:
-        """As argparse ends a usage error; where a subcommand or an action is missing, with what there is."""
+        """End with a usage error. If a subcommand or an action is missing, the message lists those that are allowed."""
         for action in self._actions:
             if isinstance(action.choices, Mapping) and message.endswith(f"required: {action.metavar}"):
                 message += f"; {self._allowed(action.choices)}"
         super().error(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse does it, but what no option or argument is ends in a usage error, with the nearest option."""
+        """Parse as argparse does, but end with a usage error for unrecognized arguments, with the nearest option."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             near = next(filter(None, (nearest(word, self._option_string_actions) for word in rest)), "")
@@ -65,11 +65,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(shown: str = argparse.SUPPRESS) -> Parser:
-    """The parser of the whole command line. `shown` lists the subcommands once more, for a shell's completion."""
+    """The parser of the whole command line. For a shell's completion, `shown` makes argparse list the subcommands."""
     # Each subcommand accepts --params too; without a default there, it does not overwrite one given before the name.
     shared = Parser(add_help=False)
     shared.add_argument("--params", type=Path, metavar="PATH", default=argparse.SUPPRESS, help="default: params.yaml")
-    hidden = shown == argparse.SUPPRESS  # a script shows the first line of a description, wherever that ends
+    hidden = shown == argparse.SUPPRESS  # a completion script cuts a description after its first line
     top = Parser(
         prog="clinrl",
         usage="clinrl [-h] [--version] [--params PATH] COMMAND ...",
@@ -90,24 +90,24 @@ def parser(shown: str = argparse.SUPPRESS) -> Parser:
 
 def add_command(commands: Any, name: str, command: Command, **settings: Any) -> None:
     """Add a command to the subcommands of a parser. `settings` are those of `add_parser`."""
-    words = commands.add_parser(
+    subparser = commands.add_parser(
         name,
         help=command.help,
         description=textwrap.fill(command.description, WIDTH, break_on_hyphens=False),
         epilog=f"examples:\n{textwrap.indent(command.examples, '  ')}",
         **settings,
     )
-    _add(words, command.arguments)
+    _add(subparser, command.arguments)
     if command.one_of:
-        _add(words.add_mutually_exclusive_group(required=True), command.one_of)
+        _add(subparser.add_mutually_exclusive_group(required=True), command.one_of)
     if command.actions:
-        actions = words.add_subparsers(dest="action", metavar="ACTION", required=True)
+        actions = subparser.add_subparsers(dest="action", metavar="ACTION", required=True)
         for action, (does, arguments) in command.actions.items():
             _add(actions.add_parser(action, help=does, description=does), arguments)
 
 
 def complete(shell: str) -> None:
-    """Print the script by which a shell completes subcommands, options and their choices."""
+    """Print the script with which a shell completes subcommands, options and their choices."""
     import shtab
 
     print(shtab.complete(parser(shown="a command"), shell))
@@ -119,7 +119,7 @@ def _add(place: "argparse._ActionsContainer", arguments: Iterable[Argument]) -> 
 
 
 def _listing() -> str:
-    """Every command with a line, by group."""
+    """One line for each command, by group."""
     lines: list[str] = []
     for group, commands in GROUPS.items():
         lines += [f"{group}:", *(f"  {name:<11} {command.help}" for name, command in commands.items())]

@@ -1,4 +1,4 @@
-"""What the command line says of versions, planned and registered: one function a command, with its exit code."""
+"""Commands about planned and registered versions: one function a command, which prints and returns an exit code."""
 
 import gc
 import json
@@ -28,7 +28,7 @@ from clinrl.tracking.mlflow_store import place, store
 
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
 NARROW = COLUMNS[:-2]
-"""For a terminal on which a digest would be cut in two."""
+"""The columns for a terminal that is too narrow for all: a digest would break into two lines."""
 FINDINGS = ("metric", "mode", "limit", "observed", "verdict")
 ALARMS = ("step", "level", "name", "about", "observed", "limit", "says")
 DRAFT = ("version", "parent", "lever", "rule", "cases", "worth", "mean cost")
@@ -37,7 +37,7 @@ LINKS = ("version", "link", "state", "digest", "says")
 
 def register(params: Params, name: str) -> None:
     """Register a version or a merge and print its row."""
-    gc.disable()  # it looks through all that was imported, again and again: a sixth of the time
+    gc.disable()  # it would scan every imported object again and again, which takes a sixth of the time
     try:
         _show(registry.register(params, name))
     finally:
@@ -45,9 +45,10 @@ def register(params: Params, name: str) -> None:
 
 
 def decide(params: Params, name: str, *, as_json: bool = False) -> int:
-    """Decide on a version; print every finding and the figures of each model: what an approver sees.
+    """Decide on a version; print every finding and the metrics of each model, as an approver sees them.
 
-    The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
+    The reasons go to stderr, with the decision's digest, which an approval signs. Returns 0 if the version may be
+    promoted, else 1.
     """
     decision = decisions.decide(params, name)
     rows = [
@@ -76,7 +77,7 @@ def decide(params: Params, name: str, *, as_json: bool = False) -> int:
 def promote(params: Params, name: str, *, approver: str, token: str | None = None) -> None:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = promotion.check_approver(approver)
-    entry = promotion.settle(params, name)  # the same command, given again after a kill
+    entry = promotion.settle(params, name)  # completes a promotion that a kill interrupted
     if entry is None:
         decision = decisions.decide(params, name)
         if token is None:
@@ -88,11 +89,10 @@ def promote(params: Params, name: str, *, approver: str, token: str | None = Non
 
 
 def rollback(params: Params, name: str, *, approver: str, champion: str | None = None) -> None:
-    """Bring the previous champion of a registered model back and print its row.
+    """Make the previous champion of a registered model the champion again and print its row.
 
-    `champion` names the one that is to go; without it a rollback is not undone.
-
-    A line on stderr if the full model of the version that lost its place is still a champion.
+    `champion` names the version that is to be demoted; without it a rollback is not undone. Warns on stderr if the full
+    model of the demoted version is still a champion.
     """
     of = registry.find(name, champion).digest if champion else ""
     _show(promotion.rollback(params, name, approver=approver, of=of))
@@ -106,7 +106,7 @@ def rollback(params: Params, name: str, *, approver: str, champion: str | None =
 
 
 def versions(params: Params, name: str, *, as_json: bool = False) -> None:
-    """Print every version of a registered model, oldest first; without one, a line on stderr says so."""
+    """Print every version of a registered model, oldest first; if there is none, say so on stderr."""
     found = registry.entries(name)
     _show(*found, as_json=as_json)
     if not found:
@@ -125,7 +125,7 @@ def lookup(params: Params, name: str, which: str | None, *, as_json: bool = Fals
 
 
 def alarms(params: Params, name: str, *, as_json: bool = False) -> int:
-    """Print the alarms of a version's training, from its history. 1 if one of them is a stop."""
+    """Print the alerts of a version's training, from its history. Returns 1 if one of them stops a training, else 0."""
     found = alerts.alarms(alerts.read(paths.adapter(name) / HISTORY))
     show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=as_json)
     if not found:
@@ -166,14 +166,14 @@ def compare(params: Params, source: Path, name: str, other: str | None = None, *
 
 
 def draft(
-    params: Params, name: str, *, parent: str | None, called: str | None, lever: str | None, as_json: bool
+    params: Params, name: str, *, parent: str | None, new_name: str | None, lever: str | None, as_json: bool
 ) -> None:
-    """Draft the next version of a task into params/drafts.yaml and print what it is; what to do next goes to stderr.
+    """Draft the next version of a task into params/drafts.yaml and print it; the next steps go to stderr.
 
-    One that waits to be trained is printed again, unless a name or a lever asks for another.
+    A draft that was not trained yet is printed again instead, unless `new_name` or `lever` asks for another one.
     """
-    waiting = None if called or lever else drafts.find_untrained(params, name, parent)
-    made = waiting or drafts.stage(params, name, parent=parent, name=called, lever=lever)
+    untrained = None if new_name or lever else drafts.find_untrained(params, name, parent)
+    made = untrained or drafts.stage(params, name, parent=parent, name=new_name, lever=lever)
     rows: list[dict[str, Any]] = [
         {
             "version": made.name,
@@ -189,12 +189,12 @@ def draft(
     show(DRAFT, rows, as_json=as_json, content=made.model_dump(mode="json"))
     echo(
         f"{made.name} is in params/drafts.yaml, to be read and changed; `clinrl plan {made.name}` says what it "
-        f"would train, `dvc repro evaluate@{made.name}` trains and examines it"
+        f"would train, `dvc repro evaluate@{made.name}` trains and evaluates it"
     )
 
 
 def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
-    """Print every link of a version's lineage, and the broken ones again on stderr. 1 if one is broken."""
+    """Print every link of a version's lineage, and broken ones again on stderr. Returns 1 if one is broken, else 0."""
     links = lineages.walk(params, name)
     rows: list[dict[str, Any]] = [link.model_dump() for link in links]
     if not as_json:
@@ -207,9 +207,10 @@ def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
 
 
 def plan(params: Params, version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
-    """Print the plan of a version's lineage or of all, or with `graph` the tree of a task; of each if that is empty.
+    """Print the plan of a version's lineage, or of all versions.
 
-    Raises ParamsError for an unknown version or task.
+    With `graph`, draw the tree of the task that `graph` names, or of every task if it is empty. Raises ParamsError for
+    an unknown version or task, and for `graph` together with a version or JSON.
     """
     if graph is None:
         plans.stage(params, version, as_json=as_json)
@@ -220,7 +221,7 @@ def plan(params: Params, version: str | None = None, *, graph: str | None = None
 
 
 def _gate_verdicts(params: Params) -> dict[str, str]:
-    """How the last decision on each version ended, as far as there is an audit log that can be read."""
+    """The verdict of the last decision on each version; empty if there is no audit log that can be read."""
     with suppress(Refused):
         entries = audit_log.lines(params)
         decisions = [entry.body for entry in entries if entry.kind == "decision"]

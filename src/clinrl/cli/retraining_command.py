@@ -1,4 +1,4 @@
-"""`clinrl simulate-retraining`: what a change plan lets pass in a year, in simulated lives."""
+"""`clinrl simulate-retraining`: which drafts a change plan promotes in a year, in simulated lives of a model."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from clinrl.reports.tables import show
 
 COLUMNS = ("drafts", "rule", "useless", "worse", "better", "looks")
 LARGER = 2
-"""How many times as many cases the larger exam of the written report has."""
+"""The larger exam of the written report has so many times the cases of the given one."""
 
 
 def stage(
@@ -31,15 +31,16 @@ def stage(
     write: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print a row a scenario and rule of one world; with `write`, write the report on it and on two others.
+    """Print a row for each scenario and rule of one world; with `write`, write the report on it and three others.
 
-    Raises ParamsError for a task without a plan, or for models that differ more than they can.
+    Raises ParamsError for a task without a change plan, for a champion that errs in half of the cases or more, for a
+    discordance above that of independent errors, and if params.yaml gives no number of cases.
     """
     check_known("plans", name, params.plans, "a task with a change plan")
     if wrong >= 0.5:
         raise ParamsError(f"--wrong is {wrong:g}; a champion errs in less than half of the cases")
-    # A draft is screened on what its parent is mined on, and the newest version is that.
-    mined = next((held.data for held in reversed(params.mining.values()) if held.task == name), None)
+    # A draft is screened on the mine data of its parent, which is the newest version.
+    mined = next((spec.data for spec in reversed(params.mining.values()) if spec.task == name), None)
     given = World(
         lives=lives, weeks=weeks, wrong=wrong, discordance=discordance, seed=seed,
         cases=cases or _cases(params, params.plans[name].changes.exam, f"the exam of plans.{name}", "--cases"),
@@ -47,8 +48,8 @@ def stage(
     )  # fmt: skip
     if given.discordance > (most := most_discordant(given.wrong)):
         raise ParamsError(
-            f"--discordance is {given.discordance:g}, but two models that err in {given.wrong:g} of the cases, each in "
-            f"cases of its own, differ in {most:.4g}; give at most that"
+            f"--discordance is {given.discordance:g}, but two models that err in {given.wrong:g} of the cases, "
+            f"independently of each other, differ in {most:.4g}; give at most that"
         )
     if write:
         write_json(paths.retraining_report(), report(params, name, given))
@@ -63,17 +64,17 @@ def stage(
 
 
 def _cases(params: Params, data: str | None, what: str, option: str) -> int:
-    """How many cases data has, by params.yaml. Raises ParamsError where that does not say so."""
+    """The number of cases of a data set by params.yaml. Raises ParamsError if params.yaml gives none."""
     if data is None or (cases := getattr(params.data_spec(data), "cases", None)) is None:
         raise ParamsError(f"params.yaml has no number of cases for {what}; give {option}")
     return int(cases)
 
 
 def report(params: Params, task: str, given: World) -> dict[str, Any]:
-    """The report on a world, on that with a larger exam, on one whose models are as unlike as they can be, and on one
-    whose drafts are lopsided."""
+    """The report on a world and on three variants of it: with a larger exam, with models that err independently of each
+    other, and with lopsided drafts."""
     plan = params.plans[task]
-    unlike = given.model_copy(update={"discordance": round(most_discordant(given.wrong), 4)})
+    independent = given.model_copy(update={"discordance": round(most_discordant(given.wrong), 4)})
     larger = given.model_copy(update={"cases": LARGER * given.cases})
     lopsided = given.model_copy(update={"lopsided": True})
     return {
@@ -85,6 +86,6 @@ def report(params: Params, task: str, given: World) -> dict[str, Any]:
                 "world": world.model_dump(mode="json"),
                 "rows": [row.model_dump(mode="json") for row in simulate(world, plan)],
             }
-            for world in (given, larger, unlike, lopsided)
+            for world in (given, larger, independent, lopsided)
         ],
     }

@@ -13,17 +13,17 @@ from clinrl.provenance import lock, stages, statements
 from clinrl.runtime import dvc_state, forkserver
 
 HEAVY = ("train", "evaluate")
-"""Commands that spend seconds on importing libraries."""
+"""Commands whose imports take seconds."""
 
 
 def check(source: Path) -> None:
-    """Check params.yaml. Raises ParamsError with what is wrong first."""
+    """Check params.yaml. Raises ParamsError for the first error."""
     _guard()
     stages.check(source)
 
 
 def stage(source: Path, address: str) -> int:
-    """Run the stage of dvc.yaml that has this address; its exit code. Raises ParamsError for another."""
+    """Run the stage of dvc.yaml with this address and return its exit code. Raises ParamsError for an unknown one."""
     command, name = (address, "") if address == stages.FIRST else stages.command_of(address)
     if command in HEAVY and (code := forkserver.ask(["stage", address, "--params", str(source)])) is not None:
         return code
@@ -38,21 +38,21 @@ def stage(source: Path, address: str) -> int:
 
 
 def make(params: Params, source: Path, command: str, name: str) -> None:
-    """Run a stage, and sign what it made of what. Files that dvc.lock does not record are said on stderr first."""
+    """Run a stage and sign a statement of its inputs and outputs. Warns of inputs that dvc.lock does not record."""
     _warn_of_strangers(command, name)
     import_module(f"clinrl.{COMMANDS[command].stage}").stage(params, name)
     statements.record(command, name, params.scale, source=source)
 
 
 def _guard() -> None:
-    """Before DVC's files are believed; within a stage of DVC's, dvc.lock is kept as it was before."""
+    """Secure DVC's files before they are read. Within a stage that DVC runs, also keep a copy of dvc.lock."""
     dvc_state.fence()
     if "DVC_STAGE" in os.environ:
         dvc_state.keep()
 
 
 def _warn_of_strangers(command: str, name: str) -> None:
-    """Say that a stage run by hand works on files that dvc.lock does not record. DVC sees to its own stages."""
+    """Warn of inputs that dvc.lock does not record, if a person runs the stage. DVC checks the stages that it runs."""
     if "DVC_STAGE" in os.environ:
         return
     with suppress(ArtefactError):  # without a lock nothing is recorded, and nothing can be registered

@@ -1,4 +1,4 @@
-"""`clinrl watch`: what the counts of a served model say, and labels that came later."""
+"""`clinrl watch`: report on a served model from its counts, and count labels that arrive later."""
 
 import json
 from pathlib import Path
@@ -13,21 +13,22 @@ from clinrl.watching import labels
 from clinrl.watching.standing import Finding, standing
 
 ROWS = 10
-"""Features that a table shows; JSON has all."""
+"""Features that the table shows, most significant first; JSON has all."""
 
 
 def watch(params: Params, action: str, name: str, *, file: Path | None = None, as_json: bool = False) -> int:
-    """Say how champion and candidate stand, or count labels. 1: there is an alarm, or no label was awaited.
+    """Report on champion and candidate, or count the labels of `file`.
 
-    Raises Refused where nothing was counted: silence there is no good news.
+    Returns 1 if there is an alarm, or if no label is of an answer that is kept; else 0. Raises Refused if nothing was
+    counted on this machine, since the absence of an alarm then means nothing.
     """
     task = get_task(check_name(params, name, "watch", kind="MODEL"))
     if file is not None:
         matched, given = labels.take_in(name, task, file)
         echo(f"{matched} of {given} labels are of answers that are kept, and were counted")
         return 0 if matched else 1
-    held = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
-    found = [standing(params, entry) for entry in held if entry]
+    entries = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
+    found = [standing(params, entry) for entry in entries if entry]
     if not any(one.requests or one.safety for one in found):
         lacks = "no request was counted on this machine" if found else "the registry has no champion or candidate"
         raise Refused(f"nothing of {name} is watched here: {lacks}; look where `clinrl serve {name}` runs")

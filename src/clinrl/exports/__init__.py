@@ -1,1 +1,1 @@
-"""What other tools open: logs of exams, model repositories, task folders and environments. They are unmodified."""
+"""Exports for unmodified other tools: logs of exams, model repositories, task folders and environments."""

@@ -1,6 +1,6 @@
-"""A version or a merge on a Hugging Face hub: weights, tokenizer and card, and nothing that a case or an answer is in.
+"""Push a version or a merge to a Hugging Face hub: weights, tokenizer and card, but no case and no answer.
 
-What is sent was checked against dvc.lock first, and what the hub then holds is compared with the manifest.
+The files are compared with dvc.lock first; afterwards the weights on the hub are compared with those that were sent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 CARD: Final = "README.md"
 SENT: Final = ("adapter_config.json", "history.jsonl", MANIFEST, *CONFIGS, *TOKENIZER)
-"""Files that are sent beside the weights. Others, such as verdicts of judges, quote what a model wrote about a case."""
+"""Files that are sent with the weights. Others, such as verdicts of judges, quote a model's text about a case."""
 BASE: Final = "base"
 
 
 def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None, public: bool = False) -> None:
     """Push a version or a merge with its card to a repository, private unless `public`; print its address.
 
-    Raises ParamsError for a base or for what is no repository or endpoint, ArtefactError as `collect` or if the hub
-    then holds other weights, and Refused if the hub does not take it.
+    Raises ParamsError for a base, and for an invalid repository or endpoint; ArtefactError as `collect` does, or if the
+    hub holds other weights afterwards; DataError as `card_of` does; Refused without a token, or if the hub refuses.
     """
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HFValidationError
@@ -48,7 +48,7 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
     try:
         address = urlsplit(endpoint)
-    except ValueError:  # of brackets that are not closed
+    except ValueError:  # a bracket that is not closed
         address = urlsplit("")
     if not address.hostname or not (address.scheme == "https" or address.hostname in LOOPBACK):
         raise ParamsError(f"{mask(endpoint)!r} is no endpoint such as https://huggingface.co: a token is sent to it")
@@ -71,19 +71,22 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
 
 
 def _chosen(folder: Path) -> list[str]:
-    """The files of a folder that are sent: safetensors, and what loading them needs."""
+    """The files of a folder that are sent: safetensors, and the files that are needed to load them."""
     names = [MANIFEST, *read_manifest(folder).files]
     return [name for name in names if "/" not in name and (name in SENT or ".safetensors" in Path(name).suffixes)]
 
 
 def card_of(made: Recorded, repo: str, base: str) -> str:
-    """The card for a repository: that of the registry, with the base's address there and how it is loaded."""
+    """The card for a repository: the registry's card, with the base's repository and the code that loads the model.
+
+    Raises ArtefactError if there is no card, and DataError for a model that was trained on imported records.
+    """
     from huggingface_hub import ModelCard
 
     if not made.card:
         raise ArtefactError(f"{made.model.folder} has no {CARD}; restore the folder with `dvc checkout`")
     if any(one.is_imported for one in made.training):
-        raise DataError(f"{made.model.name} learned from somebody's records; what it says may hold them: not pushed")
+        raise DataError(f"{made.model.name} learned from somebody's records and may repeat them; nothing was pushed")
     card = ModelCard(made.card)
     data: Any = card.data
     data.base_model, data.base_model_relation = base, "adapter" if made.is_adapter else "merge"
@@ -95,13 +98,13 @@ def card_of(made: Recorded, repo: str, base: str) -> str:
 
 
 def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, public: bool) -> str:
-    """Make the repository if it is not there, send the files as one commit, and compare what the hub has of them."""
+    """Make the repository if needed, send the files as one commit, compare the hub's weights. Returns the commit."""
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoFile
 
     api.create_repo(repo, private=not public, exist_ok=True)
     is_private = api.model_info(repo).private
-    if is_private is public:  # a repository that is there stays what it is
+    if is_private is public:  # an existing repository keeps its visibility
         what, do = ("private", "leave out --public") if public else ("public", "give --public too")
         raise Refused(f"{repo} is there and is {what}; {do}, or another --repo: nothing was sent")
     add = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
@@ -116,7 +119,7 @@ def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, publ
 
 @contextmanager
 def _refused(repo: str, endpoint: str) -> Iterator[None]:
-    """Raise Refused, in one sentence without a token, for whatever the hub's library raises in this block."""
+    """Turn every error of the hub's library in this block into Refused, in one sentence without a token."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -132,7 +135,7 @@ def _refused(repo: str, endpoint: str) -> Iterator[None]:
             409: f"has another change of {repo} in progress; push again",
         }.get(status, "failed; try later")
         raise Refused(f"{mask(endpoint)} {why} ({status})") from error
-    except Exception as error:  # of httpx, of Xet, of an answer that is none
+    except Exception as error:  # from httpx, from Xet, or for a malformed answer
         raise Refused(
             f"{mask(endpoint)} did not take {repo} ({type(error).__name__}); check address and network"
         ) from error

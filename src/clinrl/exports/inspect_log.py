@@ -1,7 +1,7 @@
-"""An exam as a log of Inspect: a sample a case, with request, turns, calls of tools, and the score term by term.
+"""An exam as a log of Inspect: one sample a case, with request, turns, tool calls, and the score term by term.
 
-The log holds no time and no random id, so that equal answers give equal bytes: its moments are all the first of 1970,
-its ids are digests. It holds the exam's cases with their gold labels, and so it is refused for somebody's records.
+The log holds no real time and no random id, so that equal answers give equal bytes: every time is the start of 1970,
+and ids are digests. It holds the exam's cases with their gold labels, so imported cases are refused.
 """
 
 import json
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 REQUIREMENT: Final = "inspect-ai==0.3.285"
-"""The version that opened such logs in a test."""
+"""The version with which these logs were tested."""
 VENV: Final = Path(".venv-inspect")
-"""An environment of its own: Inspect wants an older fsspec than constraints.txt pins."""
+"""A separate environment, since Inspect needs an older fsspec than constraints.txt pins."""
 MOMENT: Final = "1970-01-01T00:00:00+00:00"
 REWARD: Final = "reward"
 SHARE: Final = "share"
 ENDS: Final[Mapping[Stop, str]] = {
     "answered": "stop", "max_tokens": "max_tokens", "max_turns": "tool_calls", "tool_error": "unknown",
 }  # fmt: skip
-"""What Inspect calls the reason why the last turn ended."""
+"""How a transcript ended, to Inspect's name for it."""
 
 
 def stage(params: "Params", name: str, *, mode: str | None = None, out: Path | None = None) -> None:
     """Write the exam of a version, a merge or a base, in one mode, as a log; print its path.
 
-    Raises Refused without Inspect, ParamsError for a mode that is not there, DataError for imported cases, and
-    ArtefactError if the exam was not taken, or the answers are not those that the report is about.
+    Raises Refused without Inspect or if Inspect fails, ParamsError for an unknown mode, DataError for imported cases,
+    and ArtefactError if the exam was not taken, or if the report is about other answers.
     """
     mode, python = mode_of(params, mode), _python()
     run, lines, report = examined(params, name, mode)
@@ -61,9 +61,9 @@ def stage(params: "Params", name: str, *, mode: str | None = None, out: Path | N
 
 
 def examined(params: "Params", name: str, mode: str) -> tuple[Run, list[Graded], EvalReport]:
-    """An exam that may leave: the run, its graded answers in the order of the cases, and their report.
+    """An exam that may be exported: the run, its graded answers in the order of the cases, and their report.
 
-    Raises DataError for imported cases, and ArtefactError if the exam was not taken or another one was answered.
+    Raises DataError for imported cases, and ArtefactError if the exam was not taken, or if another one was.
     """
     if not paths.graded(name).exists():
         raise ArtefactError(f"{name} was not examined, or its answers are not here: run `dvc repro evaluate@{name}`")
@@ -87,10 +87,10 @@ def _python() -> str:
 def log_of(run: Run, mode: str, lines: Sequence[Graded], report: EvalReport) -> dict[str, Any]:
     """The log, as JSON of Inspect's own classes. Its metrics are those of the report, to the last digit.
 
-    Raises ArtefactError as `verdicts`.
+    Raises ArtefactError as `verdicts` does.
     """
     task, name, shares = run.task, run.model.name, verdicts(run, lines, report)
-    model, mine = f"clinrl/{name}@{report.adapter_digest}", digest([name, mode, report.model_dump(mode="json")])
+    model, ids = f"clinrl/{name}@{report.adapter_digest}", digest([name, mode, report.model_dump(mode="json")])
     decoding = {"temperature": report.mode_spec.get("temperature"), "top_p": report.mode_spec.get("top_p"),
                 "max_tokens": report.mode_spec["max_new_tokens"]}  # fmt: skip
     decoding = {key: value for key, value in decoding.items() if value is not None}
@@ -99,7 +99,7 @@ def log_of(run: Run, mode: str, lines: Sequence[Graded], report: EvalReport) -> 
         "version": 2,
         "status": "success",
         "eval": {
-            "eval_id": mine[:22], "run_id": mine[22:44], "task_id": mine[42:64], "created": MOMENT,
+            "eval_id": ids[:22], "run_id": ids[22:44], "task_id": ids[42:64], "created": MOMENT,
             "task": f"clinrl/{task.name}", "task_version": task.version, "task_display_name": f"{task.name}, {mode}",
             "dataset": {
                 "name": report.exam, "samples": report.n, "sample_ids": [case.id for case in run.cases],
@@ -128,9 +128,9 @@ def log_of(run: Run, mode: str, lines: Sequence[Graded], report: EvalReport) -> 
 
 
 def verdicts(run: Run, lines: Sequence[Graded], report: EvalReport) -> dict[str, list[bool | None]]:
-    """For each share of the task whether it counts each case; None for a case outside of its denominator.
+    """For each share of the task and each case, whether the share counts it; None for a case outside its denominator.
 
-    Raises ArtefactError if the answers do not give the shares of the report, or are of another adapter.
+    Raises ArtefactError if the answers do not give the shares of the report, or are by another adapter.
     """
     name = run.model.name
     shares = {
@@ -150,7 +150,7 @@ def verdicts(run: Run, lines: Sequence[Graded], report: EvalReport) -> dict[str,
 
 
 def _scores(shares: Mapping[str, Sequence[bool | None]], report: EvalReport) -> Iterator[dict[str, Any]]:
-    """Every number of the report: a share as a score by itself, the others together, the reward with its terms."""
+    """Every number of the report: each share as its own score, the reward with its terms, other metrics together."""
     metrics = {
         name: {"name": SHARE if name in shares else name, "value": one.value,
                "metadata": {"low": one.low, "high": one.high, "n": one.n}}
@@ -206,7 +206,7 @@ def _turns(messages: Sequence[Message], case: str, start: int, model: str) -> li
 
 
 def _message(message: Message, name: str, calls: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
-    """A turn as Inspect has it; the result of a call names the first of the calls that are open."""
+    """A turn in Inspect's form. The result of a call names the first of `calls`, which have no result yet."""
     turn: dict[str, Any] = {"id": name, "role": message.role, "content": message.content}
     if message.role == "tool" and calls:
         turn |= {"tool_call_id": calls[0]["id"], "function": calls[0]["function"]}

@@ -1,7 +1,7 @@
-"""Writes a log by the classes of inspect_ai: a program for the Python that has it, which need not have clinrl.
+"""Write a log with the classes of inspect_ai: a program for the Python that has inspect_ai, which need not have clinrl.
 
-Standard input holds the log as JSON; the first argument is the file. Where a file of a zip archive would hold the hour
-of its writing, it holds the oldest that there is, so that equal logs have equal bytes.
+Standard input holds the log as JSON; the first argument is the file. Entries of the zip archive get the earliest date
+that the format allows, not the current time, so that equal logs have equal bytes.
 """
 
 import os

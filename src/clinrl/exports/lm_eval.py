@@ -1,4 +1,4 @@
-"""A task of one turn as a folder of lm-evaluation-harness: a YAML, the cases, and a scorer with clinrl's parser."""
+"""A task of one turn as a folder for lm-evaluation-harness: a YAML file, cases, and a scorer with clinrl's parser."""
 
 import json
 import shutil
@@ -16,14 +16,14 @@ from clinrl.types import Case
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-EXAM_IS_OPEN: Final = "whoever trains on these cases can show nothing by this exam any more"
+EXAM_IS_OPEN: Final = "this exam shows nothing about a model that was trained on these cases"
 
 
 def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bool = False) -> None:
     """Write a task's folder, with cases of the pool mine, or with `open_exam` its exam; print the folder.
 
-    Raises ParamsError for a task of several turns or without such cases, ArtefactError if they are not here, and
-    DataError if they are somebody's records.
+    Raises ParamsError for a task of several turns or without such a data set, ArtefactError if its cases are not here,
+    and DataError if they are imported.
     """
     from ruamel.yaml import YAML
 
@@ -62,13 +62,13 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
         }
         with (folder / f"clinrl_{name}.yaml").open("w", encoding="utf-8") as stream:
             YAML().dump(content, stream)
-    tell(target, open_exam=open_exam)
+    announce(target, open_exam=open_exam)
 
 
 def exported_cases(params: "Params", task: Task, *, open_exam: bool) -> tuple[str, list[Case]]:
-    """The data set whose cases of a task may leave, and the cases: the first of the pool mine, or its exam.
+    """Name and cases of the data set that is exported of a task: its first of the pool mine, or its exam.
 
-    Raises ParamsError if there is none, ArtefactError if they are not here, DataError if they are somebody's.
+    Raises ParamsError if there is none, ArtefactError if the cases are not here, DataError if they are imported.
     """
     mine = [data for data, of in params.datasets.items() if (of.task, of.use) == (task.name, "mine")]
     if not open_exam and not mine:
@@ -80,8 +80,8 @@ def exported_cases(params: "Params", task: Task, *, open_exam: bool) -> tuple[st
     return data, cases
 
 
-def tell(target: Path, *, open_exam: bool) -> None:
-    """Print where an export lies, and say loudly if the exam is in it."""
+def announce(target: Path, *, open_exam: bool) -> None:
+    """Print the path of an export, with a warning on stderr if it holds the exam."""
     if open_exam:
         echo(f"THE EXAM IS OPEN: {EXAM_IS_OPEN}")
     print(target)

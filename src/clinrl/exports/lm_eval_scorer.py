@@ -1,6 +1,7 @@
-"""The cases and the metrics of a task of clinrl, for lm-evaluation-harness. Answers are read by clinrl's own parser.
+"""The cases and the metrics of a clinrl task, for lm-evaluation-harness. clinrl's own parser reads the answers.
 
-It is copied beside the task's YAML, which names its functions, and needs clinrl where the harness runs.
+`clinrl export lm-eval` copies this file beside the task's YAML file, which names its functions. The harness needs an
+environment that has clinrl.
 """
 
 import json
@@ -16,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def load(**_: Any) -> dict[str, Any]:
-    """The cases that lie beside this file."""
+    """The cases of the file beside this one."""
     from datasets import Dataset
 
     lines = (HERE / "cases.jsonl").read_text(encoding="utf-8").splitlines()
@@ -24,7 +25,7 @@ def load(**_: Any) -> dict[str, Any]:
 
 
 def process(row: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Whether each share counts the answer to a case; without those in whose denominator the case is not."""
+    """Share to whether it counts an answer, as 0 or 1; shares whose denominator excludes the case are left out."""
     task = get_task(row["task"])
     answer = task.parse(transcript_of(read_whole(results[0])))
     return verdicts(task.compared, json.loads(row["gold"]), answer)

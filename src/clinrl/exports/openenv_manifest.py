@@ -1,4 +1,4 @@
-"""The manifest of a task's environment: what OpenEnv's own tools read of it, and `openenv validate` checks."""
+"""The manifest of a task's environment, which OpenEnv's own tools read and `openenv validate` checks."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 CASES = 100
-"""Of the pool mine: what the best policy earns on them that reads no case."""
+"""Cases of the pool mine on which policies that read no case are scored, for the floor of the reward."""
 
 
 def stage(params: "Params", name: str, *, out: Path | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Answers to an exam as traces of MLflow, where people filter, compare and label them, and their labels as a file.
+"""Log answers to an exam as traces of MLflow, where people filter, compare and label them; write the labels to a file.
 
-A trace's id follows from the adapter and the graded answer, so that an answer is logged once, whoever logs it. When it
-was given was not kept: a trace is dated when it is logged, and its spans follow each other by a microsecond.
+A trace's id is a digest of adapter, exam and graded answer, so that nobody logs an answer twice. The time of an answer
+was not kept: a trace has the time of its logging, and its spans begin a microsecond apart.
 """
 
 import json
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 SAMPLE: Final = 200
-"""Traces of a mode, unless all are wanted: the wrong answers, then right ones, each by case id, which is a digest."""
+"""Traces of a mode, unless all are logged: wrong answers, then right ones, each by case id, which is a digest."""
 PAGE: Final = 100
-"""Traces that are sent, or asked for, at once."""
+"""Traces in one request to MLflow, or in one of its responses."""
 PREVIEW: Final = 1000
-"""Characters of a text in the list of traces: MLflow's columns have no more, and PostgreSQL refuses what is longer."""
+"""Characters of a text in the list of traces: MLflow's columns hold no more, and PostgreSQL refuses a longer text."""
 ANSWER: Final = "clinrl.answer"
-"""Metadata of a trace: case, version and mode. Nobody can change it, as tags can be."""
+"""Key of a trace's metadata that holds case, version and mode. Unlike tags, metadata cannot be changed."""
 GOLD, LABEL = "gold", "label"
-"""The assessments that are the exam's label, and a person's."""
+"""Names of the assessments that hold the exam's label and a person's label."""
 
 
 class Answer(NamedTuple):
@@ -56,8 +56,8 @@ class Answer(NamedTuple):
 def stage(params: "Params", name: str, *, every: bool = False) -> None:
     """Log the exam of a registered version or merge to MLflow, in every mode: a sample, or `every` answer.
 
-    Raises ArtefactError and DataError as `examined` and `verdicts`, and RegistryError if `name` is not registered as it
-    was examined, or MLflow did not do its part; the same call then completes it.
+    Raises ArtefactError and DataError as `examined` and `verdicts` do, and RegistryError if the adapter that took the
+    exam is not registered, or if MLflow fails; the same call then completes the logging.
     """
     exams = [examined(params, name, mode) for mode in params.modes]
     run, _, report = exams[0]
@@ -67,7 +67,7 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
     key = run_key(read_manifest(run.model.folder))
     chosen = [answer for exam in exams for answer in _answers(*exam)[: None if every else SAMPLE]]
     with connect() as client, writing(client):
-        # The entry may name a run that was erased: a registration makes another, and no entry can be told so.
+        # The entry may name a run that was erased. A registration makes another run, but an entry cannot be changed.
         if (own := finished_run(client, run.model.task.name, key)) is None:
             raise RegistryError(f"MLflow has no finished run of {name}; run `clinrl register {name}`")
         logged = _log(client, own, run, report, chosen)
@@ -75,7 +75,7 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
 
 
 def _answers(run: Run, lines: Sequence[Graded], report: EvalReport) -> list[Answer]:
-    """The answers of a mode, wrong ones first, each by case id."""
+    """The answers of a mode: wrong ones, then right ones, each by case id."""
     shares = {metric: of for metric, of in verdicts(run, lines, report).items() if metric in run.task.compared}
     wrong = [is_wrong(run.model, case, line) for case, line in zip(run.cases, lines, strict=True)]
     return [
@@ -103,7 +103,7 @@ def _log(client: "MlflowClient", own: "Registered", run: Run, report: EvalReport
     if not new:
         return 0
     tracing, now = TracingClient(client.tracking_uri), int(time.time() * 1000)
-    data = _open(client, tracing, experiment, run, report)
+    data = _prepare(client, tracing, experiment, run, report)
     metadata = {"mlflow.modelId": model, "mlflow.sourceRun": own.info.run_id}
     for start in range(0, len(new), PAGE):
         some, spans = new[start : start + PAGE], list["Span"]()
@@ -112,7 +112,7 @@ def _log(client: "MlflowClient", own: "Registered", run: Run, report: EvalReport
              "source": {"source_type": "TRACE", "source_data": {"trace_id": name}}} for name, answer in some
         ])  # fmt: skip
         for at, (name, answer) in enumerate(some, start=start):
-            if name not in held:  # one that is held has no spans yet: its logging was killed
+            if name not in held:  # a trace that exists here has no spans: its logging was killed
                 tracing.start_trace(_info(name, answer, run.task, experiment, now - at, metadata))
             spans += _spans(name, answer, now - at)  # MLflow shows the newest first
         tracing.log_spans(experiment, spans)
@@ -127,17 +127,17 @@ def _traces(client: "MlflowClient", experiment: str, where: str | None = None) -
             return
 
 
-def _open(client: "MlflowClient", tracing: "TracingClient", experiment: str, run: Run, report: EvalReport) -> str:
-    """The evaluation dataset of an exam, made if it is not there, as is how MLflow shows the experiment.
+def _prepare(client: "MlflowClient", tracing: "TracingClient", experiment: str, run: Run, report: EvalReport) -> str:
+    """Set up an experiment for traces, and return the id of the exam's evaluation dataset, which is made if missing.
 
-    It shows the pages about answers, its charts begin with the primary metric, and it asks a person for a label of the
-    task. What somebody set there stays, but for the kind that trainings set.
+    MLflow then shows the pages about answers, begins charts with the primary metric, and asks people for a label of the
+    task. Tags that somebody set stay, except the kind of experiment that trainings set.
     """
     from mlflow.genai.label_schemas import InputCategorical, InputText
 
     tags = {"Kind": "genai_development", ".primaryMetric.name": f"{next(iter(run.modes))}/reward",
             ".primaryMetric.greaterIsBetter": "True"}  # fmt: skip
-    there = dict(client.get_experiment(experiment).tags.items() - KIND.items())  # what trainings set gives way
+    there = dict(client.get_experiment(experiment).tags.items() - KIND.items())  # a training's kind is replaced
     for key in [key for key in tags if f"mlflow.experiment{key}" not in there]:
         client.set_experiment_tag(experiment, f"mlflow.experiment{key}", tags[key])
     if LABEL not in {schema.name for schema in tracing.store.list_label_schemas(experiment)}:
@@ -163,7 +163,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _info(name: str, answer: Answer, task: Task, experiment: str, at: int, metadata: Mapping[str, str]) -> "TraceInfo":
-    """A trace as it is listed, with its assessments: gold label, headline, reward and its terms."""
+    """The entry of a trace, with its assessments: gold label, compared shares, reward and reward terms."""
     from mlflow.entities import AssessmentSource, Expectation, Feedback, TraceInfo, TraceLocation, TraceState
 
     episode, line = answer.episode, answer.line
@@ -191,7 +191,7 @@ def _info(name: str, answer: Answer, task: Task, experiment: str, at: int, metad
 
 
 def _spans(name: str, answer: Answer, at: int) -> Iterator["Span"]:
-    """The spans of a trace: all of it, the prompt, the turns, the calls of tools, the score."""
+    """The spans of a trace: the whole answer, the prompt, the turns, the tool calls, the score."""
     from mlflow.entities import Span
 
     episode, score, asked = answer.episode, answer.line.score, _asked(answer)
@@ -202,11 +202,11 @@ def _spans(name: str, answer: Answer, at: int) -> Iterator["Span"]:
         *_turns(episode.messages, asked["messages"]),
         ("score", "EVALUATOR", {"answer": given, GOLD: answer.gold}, {"reward": score.total, **score.terms}),
     ]
-    for number, (called, kind, inputs, outputs) in enumerate(steps):
+    for number, (title, kind, inputs, outputs) in enumerate(steps):
         attributes = {"traceRequestId": name, "spanType": kind, "spanInputs": inputs, "spanOutputs": outputs}
         yield Span.from_dict({
             "trace_id": name, "span_id": f"{number + 1:016x}", "parent_span_id": f"{1:016x}" if number else None,
-            "name": called, "status": {"code": "OK"},
+            "name": title, "status": {"code": "OK"},
             "start_time_unix_nano": at * 1_000_000 + number * 1_000,
             "end_time_unix_nano": at * 1_000_000 + (number + 1 if number else len(steps)) * 1_000,
             "attributes": {f"mlflow.{key}": json.dumps(value) for key, value in attributes.items()},
@@ -214,7 +214,7 @@ def _spans(name: str, answer: Answer, at: int) -> Iterator["Span"]:
 
 
 def _turns(messages: Sequence[Message], asked: Sequence[Any]) -> Iterator[tuple[str, str, Any, Any]]:
-    """The turns of the model, each with what it was given since the one before, and the calls of tools."""
+    """Name, kind, input and output of each turn and tool call. A turn's input is the messages since the turn before."""
     number, given, waiting = 0, list(asked), []
     for message in messages:
         if message.role == "assistant":
@@ -228,10 +228,10 @@ def _turns(messages: Sequence[Message], asked: Sequence[Any]) -> Iterator[tuple[
 
 
 def labels(params: "Params", name: str, *, out: Path) -> None:
-    """Write what people called the answers to exams of a task, as JSON Lines in the order of case ids.
+    """Write the labels that people gave to answers of a task, as JSON Lines in the order of case ids.
 
-    Of what one person says of a trace the last counts. Raises RegistryError if MLflow holds nothing of the task, and
-    DataError for a label that the task does not have.
+    If a person labelled a trace several times, the last label counts. Raises RegistryError if MLflow holds nothing of
+    the task, and DataError for a label that the task does not have.
     """
     task, others = get_task(name), 0
     found: dict[tuple[str, ...], tuple[int, str]] = {}
@@ -259,11 +259,11 @@ def labels(params: "Params", name: str, *, out: Path) -> None:
 
 
 def _label(task: Task, gold: Any, value: Any, trace: str) -> Any:
-    """A label as the task writes it: MLflow's pages make text or a number of one. Raises DataError."""
+    """A label in the task's own type; MLflow's pages store text or a number. Raises DataError for an unknown label."""
     text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     known = {str(label): label for label in task.labels}
     label = text if task.episodes else known.get(text, Unreadable(reason="no label"))
-    with suppress(ValueError):  # of a text that holds no decisions
+    with suppress(ValueError):  # raised for a text that holds no decisions
         decided = [given for _, given in parts_of(task, gold, label).values()]
         if decided and all(given in task.labels for given in decided):
             return label

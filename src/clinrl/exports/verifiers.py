@@ -1,4 +1,4 @@
-"""A task as an installable package of verifiers: its cases, its tools, and clinrl's own parser and reward."""
+"""A task as an installable package for verifiers: its cases, its tools, and clinrl's own parser and reward."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from clinrl import paths
 from clinrl.artifacts import canonical_json, replaced, write_text
-from clinrl.exports.lm_eval import exported_cases, tell
+from clinrl.exports.lm_eval import announce, exported_cases
 from clinrl.tasks.base import get_task
 
 if TYPE_CHECKING:
@@ -52,4 +52,4 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
         shutil.copyfile(Path(__file__).with_name("verifiers_taskset.py"), package / "taskset.py")
         rows = (canonical_json(case.model_dump(mode="json")) + "\n" for case in cases)
         write_text(package / "cases.jsonl", "".join(rows))
-    tell(target, open_exam=open_exam)
+    announce(target, open_exam=open_exam)

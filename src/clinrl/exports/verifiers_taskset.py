@@ -1,6 +1,7 @@
-"""A task of clinrl for verifiers: its cases, its tools and its reward. Answers are read and scored by clinrl itself.
+"""A clinrl task for verifiers: its cases, its tools and its reward. clinrl itself reads and scores the answers.
 
-It is copied into a package named after the task, beside the cases, and needs clinrl where verifiers runs.
+`clinrl export verifiers` copies this file into a package named after the task, beside the cases. verifiers needs an
+environment that has clinrl.
 """
 
 import inspect
@@ -22,13 +23,13 @@ TASK = get_task(HERE.name.removeprefix("clinrl_"))
 
 
 class CaseData(vf.TaskData):  # type: ignore[misc]  # verifiers has an environment of its own
-    """A case. What a model reads is in `prompt` and `system_prompt`; `case` has the key beside it."""
+    """A case. The model reads `prompt` and `system_prompt`; `case` is the whole case, with its key."""
 
     case: dict[str, Any]
 
 
 class CaseTools(vf.Toolset[vf.ToolsetConfig]):  # type: ignore[misc]
-    """The tools of one episode, in a process of their own."""
+    """The tools of one episode, in a separate process."""
 
     TOOL_PREFIX = None
 
@@ -54,27 +55,27 @@ class CaseTask(vf.Task[CaseData]):  # type: ignore[misc]
 
     @classmethod
     def toolsets(cls, config: Any) -> list[CaseTools]:
-        """None for a task of one turn."""
+        """The tools of the episode; an empty list for a task of one turn."""
         return [CaseTools(vf.ToolsetConfig())] if TASK.episodes else []
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def reward(self, trace: vf.Trace) -> float:
-        """What clinrl pays for the whole transcript."""
+        """clinrl's reward for the whole transcript."""
         case = TASK.Case.model_validate(self.data.case)
         return TASK.score(case, transcript_of(trace), TASK.Reward()).total
 
     @vf.metric  # type: ignore[untyped-decorator]
     async def counted(self, trace: vf.Trace) -> dict[str, float]:
-        """Whether each share counts the case; without those in whose denominator it is not."""
+        """Share to whether it counts the case, as 0 or 1; shares whose denominator excludes the case are left out."""
         gold = TASK.label(TASK.Case.model_validate(self.data.case))
         return verdicts(TASK.compared, gold, TASK.parse(transcript_of(trace)))
 
 
 class CaseTaskset(vf.Taskset[CaseTask, vf.TasksetConfig]):  # type: ignore[misc]
-    """The cases that lie beside this file."""
+    """The cases of the file beside this one."""
 
     def load(self) -> Iterator[CaseTask]:
-        """One by one, in their order."""
+        """Yield the cases in the order of the file."""
         with (HERE / "cases.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 case = TASK.Case.model_validate_json(line)
@@ -86,7 +87,7 @@ class CaseTaskset(vf.Taskset[CaseTask, vf.TasksetConfig]):  # type: ignore[misc]
 
 
 class CaseEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """Everything runs on this machine, in the turns that an exam allows, unless it is told otherwise."""
+    """By default, everything runs on this machine, with as many turns as an exam allows."""
 
     agent: vf.AgentConfig = vf.AgentConfig(
         harness={"id": "null"}, runtime=vf.SubprocessConfig(), max_turns=TASK.episodes.turns if TASK.episodes else 1
@@ -94,7 +95,7 @@ class CaseEnvConfig(vf.EnvConfig):  # type: ignore[misc]
 
 
 class CaseEnv(vf.Env[CaseEnvConfig]):  # type: ignore[misc]
-    """One model, one case."""
+    """An environment in which one model answers one case."""
 
     async def run(self, task: CaseTask, agents: Any) -> None:
         """Let the model answer, or play."""
@@ -102,13 +103,16 @@ class CaseEnv(vf.Env[CaseEnvConfig]):  # type: ignore[misc]
 
 
 def transcript_of(trace: vf.Trace) -> Transcript:
-    """What the model did, as clinrl keeps it."""
+    """The model's transcript in clinrl's own type."""
     turns = (turn_of(message) for message in trace.messages if message.role in ("assistant", "tool"))
     return Transcript(messages=tuple(turns), stop="answered")
 
 
 def turn_of(message: Any) -> Message:
-    """A turn of verifiers. One with a call whose arguments are no JSON object makes none, as in an exam."""
+    """A turn of verifiers in clinrl's own type.
+
+    If the arguments of a call are no JSON object, the turn makes no call, as in an exam.
+    """
     text = message.content or ""
     if message.role == "tool":
         return Message(role="tool", content=text if isinstance(text, str) else json.dumps(text, default=str))

@@ -1,1 +1,1 @@
-"""Pages and figures that a person reads, made from records."""
+"""Pages and figures for people, made from records."""

@@ -1,6 +1,6 @@
-"""An episode as a person reads it: what a model was asked, what it did, and what came of it.
+"""An episode as text for a person: the request, the model's turns, its decisions and its score.
 
-Of an imported case neither the request nor the reasoning was kept; the text says so in its place.
+The request and the reasoning of an imported case were not kept; the text says so in their place.
 """
 
 import json
@@ -19,7 +19,7 @@ WIDTH = 100
 """Characters of a line."""
 STEP = "  "
 TURN, ANSWERED = "turn", "answered"
-"""Kinds of step beside what a turn does: that one begins, and what a call returned."""
+"""Kinds of step besides those of a turn itself (thinks, says, calls): a turn begins; a call returned."""
 WITHHELD = "Withheld: the case is imported, and of its text nothing was kept but the line with the answer."
 ENDS: dict[Stop, str] = {
     "answered": "by itself",
@@ -30,7 +30,7 @@ ENDS: dict[Stop, str] = {
 
 
 class Part(Strict):
-    """One decision: what it was about, what was right, and what was decided."""
+    """One decision: its subject, the right label, and the label that was given."""
 
     about: str
     right: int | str
@@ -38,12 +38,12 @@ class Part(Strict):
 
     @property
     def is_right(self) -> bool:
-        """Whether it was decided as it should be."""
+        """Whether the right label was given."""
         return self.decided == self.right
 
 
 class Episode(Strict):
-    """What a model did with one case, and what came of it."""
+    """One graded answer of a model, with its case and its score."""
 
     name: str
     exam: str
@@ -94,7 +94,7 @@ def write(episode: Episode, *, is_again: bool = False) -> str:
 
     `is_again`: the case was shown in another mode, so its traits and the request are left out.
     """
-    # The system's part is the same for every case, and stays out.
+    # The system message is the same for every case, so it is left out.
     asked = [line for one in episode.request if one.role == "user" for line in _wrapped(one.content, STEP)]
     shown = (
         *_wrapped("; ".join(f"{what} {value}" for what, value in episode.traits.items())),
@@ -121,7 +121,7 @@ def write(episode: Episode, *, is_again: bool = False) -> str:
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[str]:
-    """The turns of the model, each with the answers to its calls."""
+    """The lines for the turns of the model, each with the results of its calls."""
     for what, text in steps(messages):
         if what == TURN:
             yield f"Turn {text}"
@@ -130,7 +130,7 @@ def _turns(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def steps(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """What happened, in order: a turn with its number, what it thinks, says and calls, and what each call returned."""
+    """Kind and text of each step, in order: turn number, thoughts, text and calls of each turn, results of calls."""
     number = 0
     waiting: list[Call] = []
     for message in messages:
@@ -164,7 +164,7 @@ def call_text(call: Call) -> str:
 
 
 def _labelled(what: str, text: str, mark: str = "") -> Iterator[str]:
-    """Text behind a word that says what it is; further lines stand below the first."""
+    """Lines of a text, the first of them after a label; further lines are indented to the same column."""
     yield from _wrapped(text, STEP + " " * 8 + " " * len(mark), first=f"{STEP}{what:<8}{mark}")
 
 
@@ -178,17 +178,17 @@ def _decided(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def answer_text(decided: int | str | Unreadable) -> str:
-    """An answer in a line of a terminal: the label, or why it cannot be read."""
+    """An answer in one line for a terminal: the label, or why the answer is unreadable."""
     return _plain(decided_text(decided))
 
 
 def decided_text(decided: int | str | Unreadable) -> str:
-    """An answer in words."""
+    """An answer as text: the label, or why the answer is unreadable. Unprintable characters stay."""
     return f"unreadable ({decided.reason})" if isinstance(decided, Unreadable) else str(decided)
 
 
 def _score(score: Score) -> Iterator[str]:
-    """The total, and the terms that are not zero."""
+    """The lines for the total, and for the terms that are not zero."""
     terms = {name: value for name, value in score.terms.items() if value}
     width = max(map(len, terms), default=0)
     yield f"Score {score.total:.4f}" + ("" if terms else ", of no term")
@@ -209,5 +209,5 @@ def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]
 
 
 def _plain(text: str) -> str:
-    """The text with whatever does not print spelt out: a model may write what a terminal obeys."""
+    """The text with unprintable characters escaped: a model may write control sequences that a terminal obeys."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text.replace("\t", " "))

@@ -1,6 +1,6 @@
-"""Plots for reports: the confusion matrix of an exam and the curves of a training run.
+"""Plots for reports: confusion matrices, error groups, rows of comparisons, and training curves.
 
-Drawn with Agg and matplotlib's own font and defaults, whatever the machine is set to, and without a software stamp:
+Plots use Agg and matplotlib's own font and defaults, regardless of the machine's settings, and hold no software stamp:
 equal numbers give equal bytes.
 """
 
@@ -38,46 +38,47 @@ PANELS: tuple[tuple[str, str, str], ...] = (
     ("Over-called", "answered less right, share", r"held_out/excess/(.+)"),
     ("Distance from the parent", "nats a token, held-out cases", r"held_out/(kl)"),
 )
-"""Title, axis label and the log entries shown. The group is a line's label: a term, an answer or a mode; none: all."""
+"""Title, axis label and pattern of the log entries. The pattern's group is a line's label: a term, an answer or a mode;
+an entry without a group gets the label TOTAL."""
 TOTAL = "all"
 SHARES = ("Served", "Answers", "Unreadable", "Out of tokens", "Held-out cases")
 """Panels whose axis is a share, from 0 to 1."""
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
-"""Of the lines for who does not read."""
+"""Styles of the lines for baselines that do not read the case."""
 
 History = list[dict[str, float]]
 
 
 def read_history(path: Path) -> History:
-    """The training log, a line a step: `step` and the numbers logged there. Raises ArtefactError naming a bad line."""
+    """The training log, a line a step: `step` and the numbers of that step. Raises ArtefactError naming a bad line."""
     return [{key: value for key, value in line.items() if isinstance(value, int | float)} for line in alerts.read(path)]
 
 
 def read_table(path: Path) -> History:
-    """A training log that was written as a table: a row a step, a column a quantity, empty where it was not logged."""
+    """A training log from a CSV table: one row a step, one column a quantity, empty where it was not logged."""
     with path.open(newline="", encoding="utf-8") as stream:
         return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(stream)]
 
 
 def history_columns(history: History) -> list[str]:
-    """All numbers that were ever logged: `step` first, then what is plotted, then the rest by name."""
+    """Columns for all quantities of a log: `step` first, then plotted quantities, then the others by name."""
     names = {key for entry in history for key in entry} - {"step"}
     plotted = [key for keys in panels(history, ()).values() for key in keys.values()]
-    # Both whatever the method, so that one plot of dvc.yaml serves SFT and GRPO.
+    # `loss` and `reward` for every method, so that one plot of dvc.yaml serves SFT and GRPO.
     first = ["loss", "reward", *(key for key in plotted if key not in ("loss", "reward"))]
     return ["step", *first, *sorted(names - set(first))]
 
 
 def confusion(counts: Confusion, title: str, path: Path, *, counted: str = "cases") -> None:
-    """Write the confusion matrix as a PNG: counts as text, shares of each gold row as shade, unreadable apart.
+    """Write a confusion matrix as a PNG: counts as text, shares of each gold row as shade, unreadable answers apart.
 
-    `counted` says what is counted.
+    `counted` names the unit of the counts, for the axis label.
     """
     with _drawn(path, 5.2, 4.2) as figure:
         axes = figure.add_subplot()
         levels = len(counts.columns) - 1
-        # Half a cell of space before the last column: an unreadable answer is no sixth level.
+        # A gap before the last column: an unreadable answer is not one more level.
         left = [*range(levels), levels + 0.4]
         for r, row in enumerate(counts.counts):
             total = sum(row)
@@ -100,10 +101,10 @@ def confusion(counts: Confusion, title: str, path: Path, *, counted: str = "case
 
 
 def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: Path) -> None:
-    """Write a bar chart as a PNG: a bar for each group, with what its errors cost for every 100 answers of all.
+    """Write a bar chart of error groups as a PNG: each bar is the clinical cost of a group for every 100 answers.
 
-    A row is the group's name, that cost, the mean cost of one of its answers, whose interval scales to the bar's, and
-    its count of cases. The first row is on top.
+    A row holds the group's name, that cost, the mean cost of one of its answers, and its count of cases. The interval
+    of the mean is scaled to the bar. The first row is on top.
     """
     with _drawn(path, 7.5, 0.9 + 0.32 * max(1, len(rows))) as figure:
         axes = figure.add_subplot()
@@ -127,9 +128,9 @@ def arms(
 ) -> None:  # fmt: skip
     """Write rows of a comparison as a PNG: a panel for each measure, a dot with its 95% interval for each row.
 
-    A row is a name, a kind that gives its colour, and its number; the first row is on top. Small dots are single seeds.
-    `lines` are drawn in the first panel: what is reached without reading. `curves` are panels below: a name, the
-    labels of both axes, and name, kind and two series of shares of each line, its first point a marker apart.
+    A row holds a name, a kind that gives its colour, and its number; the first row is on top. Small dots are single
+    seeds. `lines` are drawn in the first panel: the numbers of baselines. `curves` are panels below: a name, the labels
+    of both axes, and name, kind and two series of shares of each line, whose first point is drawn as a marker apart.
     """
     names = list(dict.fromkeys(name for _, rows in panels for name, _, _ in rows))
     whole: Any
@@ -141,7 +142,7 @@ def arms(
             grid = lower.subplots(1, len(curves), sharey=True, squeeze=False)[0]
             for axes, (name, labels, series) in zip(grid, curves, strict=True):
                 _curves(axes, name, labels, series)
-            grid[0].set_ylim(bottom=0)  # now that all that share it are drawn
+            grid[0].set_ylim(bottom=0)  # only now: the panels share this axis
             lower.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
         for axes, (what, rows) in zip(grid, panels, strict=True):
@@ -168,7 +169,7 @@ def arms(
 def _curves(
     axes: "Axes", name: str, labels: Sequence[str], series: Sequence[tuple[str, str, Sequence[Sequence[float]]]]
 ) -> None:
-    """One panel of curves, each with its own answers as a diamond."""
+    """Draw one panel of curves, each with the exam's own answers as a diamond."""
     for place, (row, _, points) in enumerate(series):
         (own, *xs), (height, *ys) = ([100 * share for share in shares] for shares in points)
         color = f"C{place % 10}"
@@ -183,9 +184,8 @@ def _curves(
 def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ()) -> None:
     """Write the training curves as a PNG, a panel for each quantity in the log, over optimiser steps.
 
-    `labels` are the task's, in order: lines that are about answers keep it. Entries that stay zero throughout are left
-    out. Where cases were served in phases, every other phase is shaded. Raises ArtefactError if the log has nothing to
-    show.
+    `labels` are the task's: lines about answers keep their order. Reward terms and answers that stay zero are left out.
+    If cases were served in phases, every other phase is shaded. Raises ArtefactError if the log has nothing to show.
     """
     shown = panels(history, [str(label) for label in labels])
     if not shown:
@@ -207,9 +207,10 @@ def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ())
 
 
 def phases(history: History) -> list[tuple[float, float]]:
-    """Where each phase of a log starts and ends, in optimiser steps; between two steps where one follows another.
+    """Start and end of each phase of a log, in optimiser steps; empty for a log without phases.
 
-    Steps are drawn at their numbers, so the first phase begins half a step before the first. Nothing for a log without.
+    Steps are drawn at their numbers, so phases meet half way between two steps, and the first one begins half a step
+    before its first step.
     """
     known = [(entry["step"], entry["phase"]) for entry in history if "phase" in entry]
     if not known:
@@ -231,12 +232,12 @@ def _panel(axes: "Axes", name: str, keys: Mapping[str, str], history: History) -
 
 
 def _first(history: History, key: str) -> int:
-    """The place of the first entry in which a quantity is not zero."""
+    """Index of the first entry in which a quantity is not zero; the length of the log if there is none."""
     return next((place for place, entry in enumerate(history) if entry.get(key)), len(history))
 
 
 def panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Panel title to its lines (label to log entry); what is zero throughout is left out."""
+    """Panel title to its lines (label to log entry). Reward terms and answers that are zero throughout are left out."""
     alive = sorted({key for entry in history for key, value in entry.items() if value})
     logged = {key for entry in history for key in entry}
     found = {}
@@ -259,7 +260,7 @@ def panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]]
 
 
 def _colors(name: str, labels: list[str]) -> list[Any]:
-    """Ordered answers get an ordered scale, modes the same colour in every panel, and what sums them up black."""
+    """Colours of a panel's lines: an ordered scale for answers, a fixed colour for each mode, black for TOTAL."""
     import matplotlib
 
     if name in ("Answers", "Over-called"):
@@ -277,13 +278,13 @@ def _cell(x: float, y: float, depth: float, *, apart: bool) -> Any:
 
 
 def _lines(label: str) -> str:
-    """A label of several words on several lines, so that it does not run into its neighbour."""
+    """A label with its words on several lines, so that it does not run into its neighbour."""
     return textwrap.fill(label.replace("_", " "), 12, break_long_words=False)
 
 
 @contextmanager
 def _drawn(path: Path, width: float, height: float) -> "Iterator[Figure]":
-    """A figure of so many inches that no window or global state knows of; written at the end."""
+    """A new figure of this size in inches, without a window or global state, which is saved when the block ends."""
     from matplotlib import rc_context, rc_params_from_file, rcParamsDefault
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

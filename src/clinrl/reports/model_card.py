@@ -1,6 +1,6 @@
-"""Model cards in the Hugging Face form: of an adapter as it was trained, and of one that was examined.
+"""Model cards in the Hugging Face form: one for a trained adapter, and one that adds the results of its exam.
 
-Both are written from records alone, the first from what the manifest holds, the second from that and the reports.
+The first is written from the manifest alone, the second from that card and the reports.
 """
 
 import json
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """What a version of a lineage was trained on."""
+    """The training data of one version of a lineage."""
 
     version: str
     data: str
     is_imported: bool
-    """Whether the cases are somebody's records; others are drawn from templates."""
+    """Whether the cases are imported records; other cases are drawn from templates."""
     omitted: Mapping[str, float]
-    """Rule to the share of its cases whose label ignores it, on purpose."""
+    """Rule to the share of its cases whose label ignores the rule on purpose."""
 
 
 REFERENCE, OTHER, UNKNOWN_LICENCE = "LicenseRef-", "other", "unknown"
-"""What a licence of nobody else begins with in SPDX's terms, and what the hub calls such a one, and one not known."""
+"""SPDX's prefix of a licence that is not on its list; the hub's words for such a licence, and for an unknown one."""
 WORST = 5
-"""Slices that a card names as those with the most errors that must not be."""
+"""Most slices that a card names as those with the highest shares of safety errors."""
 
 
 def write(manifest: Mapping[str, Any], *, lineage: Sequence[str]) -> str:
-    """The card's text. `manifest` holds a manifest's fields but `files`; `lineage` names the versions, root first."""
+    """The card's text. `manifest` holds a manifest's fields except `files`; `lineage` names versions, root first."""
     spec = manifest["spec"]
     recipe = {key: spec[key] for key in ("method", "lora", "trainer", "stream", "modes")}
     recipe |= {"omit": spec["omit"]} if spec["method"] == "sft" else {"reward": spec["reward"]}
@@ -54,9 +54,9 @@ def with_results(
 ) -> str:
     """A trained adapter's card with its exam: results for machines in the front matter, tables for people below.
 
-    `card` is what `write` wrote, `reports` has one report a mode, `agreement` is what `between_modes` says. `training`
-    has a record a version of the lineage; `missing` names what was not measured. `licence`: in SPDX's terms, that of
-    the base, which binds the adapter; empty where nobody looked it up.
+    `card` is the text from `write`, `reports` has one report for each mode, `agreement` is the record of
+    `between_modes`. `training` has one record for each version of the lineage; `missing` names what was not measured.
+    `licence` is the base's licence in SPDX's terms, which binds the adapter; empty if it is not known.
     """
     from huggingface_hub import ModelCard
 
@@ -111,7 +111,7 @@ def _how(spec: Mapping[str, Any]) -> str:
 
 
 def _row(report: EvalReport, name: str) -> Mapping[str, Any]:
-    """The metrics of somebody who answered the exam: what a good number is good against."""
+    """The metrics of another row of the exam, such as a baseline; empty if the report does not have it."""
     return next((row.metrics for row in report.rows if row.name == name), {})
 
 
@@ -121,7 +121,7 @@ def _unreadable(report: EvalReport) -> str:
 
 
 def _worst(task: Task, report: EvalReport) -> str:
-    """The slices with the highest share of the errors that a gate limits."""
+    """The slices with the highest shares of the task's safety metric, or `none`."""
     metric = task.safety.metric
     found = [
         (estimates[metric], f"{what} {value}")

@@ -1,4 +1,4 @@
-"""Numbers as pages show them: an estimate with its interval in brackets."""
+"""Numbers as text for pages: an estimate with its interval in brackets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,17 +17,17 @@ def percent(estimate: Estimate) -> str:
 
 
 def decimal(estimate: Estimate | None, digits: int = 3) -> str:
-    """A number with its interval; empty where there is none."""
+    """A number with its interval; an empty text for None."""
     return f"{estimate.value:.{digits}f}{_interval(estimate.low, estimate.high, digits)}" if estimate else ""
 
 
 def _interval(low: float, high: float, digits: int) -> str:
-    """The ends in brackets, or that there is no interval: one without width holds no more than what was measured."""
+    """The ends in brackets, or `no interval` for one without width, which says nothing about unmeasured cases."""
     return f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else ", no interval"
 
 
 def counted(estimate: Estimate | None, n: int | None = None) -> str:
-    """A number with its interval, and its own n where it is not the given one; empty where there is none."""
+    """A number with its interval, and its n if that is not the given one; an empty text for None."""
     return decimal(estimate) if not estimate or estimate.n == n else f"{decimal(estimate)}, n {estimate.n}"
 
 
@@ -42,25 +42,25 @@ def p_value(p: float) -> str:
 
 
 def p_is(p: float) -> str:
-    """The same with what it is: `p = 0.019`, `p < 0.001`."""
+    """A p value with its name: `p = 0.019`, `p < 0.001`."""
     shown = p_value(p)
     return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
 
 
 def plain(value: float) -> str:
-    """A number without an interval, as others print theirs."""
+    """A number without an interval, as in publications."""
     return f"{value:.3f}"
 
 
 def ranged(estimate: Mapping[str, float]) -> str:
-    """Value and interval."""
+    """Value and interval of an estimate that is a mapping."""
     return f"{estimate['value']:.3f}{_interval(estimate['low'], estimate['high'], 3)}"
 
 
 def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = None) -> str:
-    """A metric of the task: a statistic or a count as a number, anything else in per cent; empty where undefined.
+    """A metric of the task with its interval: a share in per cent, any other metric as a number; empty for None.
 
-    Its own n is added where it is not the given one.
+    The estimate's n is added if it is not the given one.
     """
     if not estimate:
         return ""
@@ -71,18 +71,18 @@ def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = Non
 def metrics(
     task: Task, names: Iterable[str], found: Mapping[str, Estimate], printed: Mapping[str, float] | None = None
 ) -> list[str]:
-    """A cell for each metric. What was printed elsewhere comes without an interval, and before what is found."""
-    others = printed or {}
-    return [plain(others[name]) if name in others else metric(found.get(name), task, name) for name in names]
+    """A cell for each metric. A published number in `printed` replaces the estimate, and has no interval."""
+    published = printed or {}
+    return [plain(published[name]) if name in published else metric(found.get(name), task, name) for name in names]
 
 
 def figures(task: Task, names: Iterable[str], found: Mapping[str, Figure]) -> list[str]:
-    """A cell for each number of a row over seeds; where no single cases are known, the range of seeds."""
+    """A cell for each number of a row over seeds, as `figure` writes it."""
     return [figure(found.get(name), task, name) for name in names]
 
 
 def figure(found: Figure | None, task: Task, name: str) -> str:
-    """A number of a row over seeds; where no single cases are known, with its lowest and its highest seed."""
+    """A number of a row over seeds with its interval, or, if single cases are unknown, with the range of its seeds."""
     if found is None:
         return ""
     if found.low is None or found.high is None:
@@ -96,27 +96,27 @@ def _number(task: Task, name: str, value: float) -> str:
 
 
 def change(difference: Estimate, task: Task, name: str) -> str:
-    """A difference in a metric of the task."""
+    """A difference in a metric of the task, with its interval; of a share in percentage points."""
     if task.is_share(name):
         return points(difference)
     return f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
 
 
 def with_n(names: Iterable[str], found: Mapping[str, Estimate]) -> list[str]:
-    """The heads of columns, with the count that is behind each."""
+    """The heads of columns, each with the n of its estimate."""
     return [f"{name}, n {found[name].n}" if name in found else name for name in names]
 
 
 def present(names: Iterable[str], found: Iterable[Mapping[str, object]]) -> list[str]:
-    """The names that any of the mappings has."""
+    """Those of the names that at least one of the mappings has."""
     rows = list(found)
     return [name for name in names if any(name in row for row in rows)]
 
 
 def form(rows: Sequence["FormRow"]) -> list[dict[str, str]]:
-    """What the person sees who is asked to approve, a line for each who answered: shares, and the candidate's lead.
+    """The table that an approver sees, a line for each model or baseline: its shares, and the candidate's lead over it.
 
-    A lead is the candidate minus that one on the same cases; it is empty for the candidate itself.
+    A lead is the candidate's share minus the row's on the same cases; it is empty for the candidate itself.
     """
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     return [

@@ -1,4 +1,4 @@
-"""Pages: one template each, filled with records. The only place that writes Markdown."""
+"""Render pages from templates and records. All Markdown is written here."""
 
 import json
 import re
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 KEPT: Final = "\x00"
-"""Stands for a line break of free text while a page is made."""
+"""Placeholder for a line break in free text while a page is rendered."""
 
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -27,14 +27,15 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 def render(template: str, folder: Path = TEMPLATES, /, **records: Any) -> str:
     """The page of `<template>.md.j2` in a folder. Raises jinja2.UndefinedError for a name that no record has."""
     text = environment(folder).get_template(f"{template}.md.j2").render(records)
-    # Templates may leave more than one empty line where a part is missing; what `fenced` keeps is no part of that.
+    # Templates may leave several empty lines where a part is missing; those in `fenced` text are kept.
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n").replace(KEPT, "\n") + "\n"
 
 
 def page(parts: Mapping[str, str], **records: Any) -> str:
-    """One HTML page of Markdown texts, each under its name as an anchor, by `templates/page.html.j2`.
+    """One HTML page of several Markdown texts, each with its name as an anchor, by `templates/page.html.j2`.
 
-    It loads nothing from elsewhere; links lead to anchors, those to `NAME.md` to the text NAME; HTML is shown as text.
+    The page loads no other file. Only links to anchors work, and links to `NAME.md`, which lead to the text NAME. HTML
+    in a text is shown as text.
     """
     from markupsafe import Markup
 
@@ -47,14 +48,14 @@ def page(parts: Mapping[str, str], **records: Any) -> str:
 
 
 def reader_of_markdown() -> "MarkdownIt":
-    """A new reader of Markdown with tables, which shows HTML as text."""
+    """A new Markdown parser with tables, which shows HTML as text."""
     from markdown_it import MarkdownIt
 
     return MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def row(cells: Iterable[object]) -> str:
-    """A line of a Markdown table. Text from elsewhere cannot end a cell or the line."""
+    """A line of a Markdown table. No text in it can end a cell or the line."""
     texts = [" ".join(str(cell).splitlines()).replace("|", "\\|") for cell in _flat(cells)]
     return f"| {' | '.join(texts)} |"
 
@@ -79,12 +80,12 @@ def _flat(cells: Iterable[object]) -> Iterator[object]:
 
 
 def each(values: Iterable[object], pattern: str) -> list[str]:
-    """Each value, or each tuple of values, in a format string."""
+    """The format string filled with each value, or with each tuple of values."""
     return [pattern.format(*value) if isinstance(value, tuple) else pattern.format(value) for value in values]
 
 
 def cells(found: Mapping[str, T], names: Iterable[str], shown: Callable[[T], str]) -> list[str]:
-    """A cell for each name; empty for those that the mapping has not."""
+    """A cell for each name; empty for names that the mapping lacks."""
     return [shown(found[name]) if name in found else "" for name in names]
 
 
@@ -94,17 +95,17 @@ def quoted(text: str) -> str:
 
 
 def fenced(text: str) -> str:
-    """Free text as a block of code, letter by letter. Nothing in it ends the block."""
+    """Free text as a block of code, unchanged. The fence is longer than any in the text, so none ends the block."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}".replace("\n", KEPT)
 
 
 def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
-    """The JSON of a report on a task. JSON sorts the keys of a mapping; here they have the order of pages again.
+    """The JSON of a report on a task, with the keys of each mapping in the order of pages.
 
-    That is the order in which params.yaml names modes and the task its metrics, views, levels and labels; any other key
-    comes after these. Raises FileNotFoundError.
+    Reports are written with sorted keys. Pages have the order in which params.yaml names modes, and the task its
+    metrics, input variants, levels and labels; any other key comes after these. Raises FileNotFoundError.
     """
     modes = list(modes)
     pairs = [f"{first}_{second}" for first, second in combinations(modes, 2)]
@@ -128,10 +129,10 @@ def _arranged(value: Any, places: dict[str, int]) -> Any:
 
 @cache
 def environment(folder: Path) -> "Environment":
-    """The templates of a folder, with what shows numbers and tables. HTML is escaped in pages of HTML."""
+    """The templates of a folder, with filters and functions for numbers and tables. HTML templates escape values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # Markdown is no HTML: nothing of it is escaped but what `row` escapes.
+    # Markdown is not HTML: it is not escaped, except by `row`.
     environment = Environment(
         loader=FileSystemLoader(folder), undefined=StrictUndefined,
         autoescape=lambda name: str(name).endswith((".html.j2", ".css.j2")),

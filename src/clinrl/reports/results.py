@@ -1,6 +1,6 @@
-"""What tests show, in a word or two, and what a comparison's figure shows.
+"""The results of tests in a word or two, and the contents of a comparison's tables and figure.
 
-A result is `better` or `worse` only where p is below 0.05. Otherwise it is `not significant`, which is not "equal".
+A result is `better` or `worse` only if p is below 0.05. Otherwise it is `not significant`, which is not "equal".
 """
 
 import math
@@ -18,15 +18,13 @@ from clinrl.tasks.base import Task, get_task
 
 ALPHA = 0.05
 FEW = 20
-"""Clusters below which a bootstrap over them gives intervals that are too narrow."""
+"""With fewer clusters, a bootstrap over clusters gives intervals that are too narrow."""
 SILENT = "not significant"
 
 Dots = list[tuple[str, list[tuple[str, str, Figure]]]]
-"""Panels of the figure: a measure, and name, kind and number of the rows that have it."""
-
-
+"""Panels of the figure: a measure, and the name, kind and number of each row that has it."""
 Curves = list[tuple[str, tuple[str, str], Sequence[tuple[str, str, list[list[float]]]]]]
-"""Panels: a mode, the measures of both axes, and name, kind and the two series of each row, its own answers first."""
+"""Panels: a mode, the measures of both axes, and for each row its name, kind and two series, its own answers first."""
 
 
 def paired(task: Task, test: Paired) -> str:
@@ -42,12 +40,12 @@ def _result(task: Task, measure: str, difference: float, p: float, alpha: float 
 
 
 def shares(counts: Mapping[str, int], confusion: Confusion) -> list[str]:
-    """Each answer as a share of everything that a confusion matrix counts."""
+    """Each answer's share of all counts of a confusion matrix, in its columns' order."""
     return [f"{100 * counts.get(name, 0) / confusion.total:.1f}%" for name in confusion.columns]
 
 
 def rows(reports: Sequence[EvalReport]) -> list[tuple[str, str, Estimates]]:
-    """Name, mode and metrics of every row; one for all modes where its answers do not depend on the mode."""
+    """Name, mode and metrics of every row; one entry with mode `all` if the metrics are the same in every mode."""
     found = []
     for name in dict.fromkeys(row.name for report in reports for row in report.rows):
         modes = {report.mode: row.metrics for report in reports for row in report.rows if row.name == name}
@@ -58,7 +56,7 @@ def rows(reports: Sequence[EvalReport]) -> list[tuple[str, str, Estimates]]:
 
 
 def test_groups(reports: Sequence[EvalReport], agreement: Agreement) -> list[tuple[str, Sequence[Paired]]]:
-    """The paired tests of an exam by mode, then those of one mode against another."""
+    """The paired tests of an exam by mode, then those between modes."""
     groups: list[tuple[str, Sequence[Paired]]] = [(report.mode, report.paired) for report in reports]
     pairs = agreement.get("between_modes", {})
     for pair, found in pairs.items() if isinstance(pairs, dict) else ():
@@ -68,7 +66,7 @@ def test_groups(reports: Sequence[EvalReport], agreement: Agreement) -> list[tup
 
 
 def caveats(report: Compared) -> Iterator[str]:
-    """What the numbers of a comparison do not cover."""
+    """Sentences on the limits of a comparison's numbers."""
     whole = report.sections[0]
     if report.primary is None:
         yield "No primary measure was registered before the runs: all tests explore."
@@ -101,10 +99,10 @@ def caveats(report: Compared) -> Iterator[str]:
 
 
 def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
-    """The primary measure mode by mode: both recipes, difference, p and result, then what could have been shown.
+    """The primary measure, a row for each mode: both recipes, difference, p, result, and three cells on its power.
 
-    That is the smallest effect of interest, and whether the interval excludes it in both directions; the smallest
-    detectable effect by the plan's assumptions, and by the spread that was found.
+    These are the smallest effect of interest, and whether the interval excludes it in both directions; the smallest
+    detectable effect by the plan's assumptions; and the same by the spread that was found.
     """
     plan = report.registration
     planned = forecasts(plan)
@@ -120,7 +118,7 @@ def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
 
 
 def power(plan: Registration) -> Iterator[tuple[str, Forecast, Forecast]]:
-    """Mode by mode, what the plan's assumptions make of the test as it is, and what the plan itself says."""
+    """For each mode, the forecast of this code from the plan's assumptions, and the forecast that the plan holds."""
     for mode, now in forecasts(plan).items():
         yield mode, now, plan.forecasts[mode]
 
@@ -134,10 +132,11 @@ def _amount(effect: float | None, *, is_share: bool = True) -> str:
 
 
 def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
-    """Pair by pair: both recipes, the measures in which the first is better, worse or neither, the commonest label.
+    """A row for each pair: both recipes, measures in which the first is better, worse or neither, the commonest label.
 
-    Of tests over all seeds, the difference and the adjusted p; of exact tests, in how many pairs of seeds. What is not
-    significant stands beside the smallest effect that its test detects; of several pairs of seeds, the largest.
+    A test over all seeds is shown with the difference and the adjusted p, exact tests with the number of pairs of
+    seeds. A result that is not significant is shown with the smallest effect that its test detects, the largest of
+    these for several pairs of seeds.
     """
     for first, second in dict.fromkeys((test.first, test.second) for test in section.contrasts):
         tests = [test for test in section.contrasts if (test.first, test.second) == (first, second)]
@@ -161,10 +160,11 @@ def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
 
 
 def answered(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
-    """Test by test: what differs, both recipes, then on all cases of each mode the difference in the first column.
+    """A row for each planned test: what differs, both recipes, a cell for each mode, and a summary of other measures.
 
-    Behind it what it shows, or the smallest effect that the test detects. Last, the other measures in which the first
-    recipe is shown to be better or worse, and in which modes.
+    A mode's cell has the difference in the first column on all cases, its result, and the smallest effect that the test
+    detects if that is not significant. The summary names the measures and modes in which the first recipe is shown to
+    be better or worse.
     """
     whole = [section for section in report.sections if section.part == ALL]
     for pair in report.tests:
@@ -189,9 +189,10 @@ def answered(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
 
 
 def partition(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
-    """Mode by mode, on all cases and part by part: null, elicitation and reward, then their sum.
+    """A row for each mode and part of the cases: the effects of null, elicitation and reward, then their sum.
 
-    Each as a share of the sum too, where the interval of the sum leaves zero out and none goes against it.
+    Each effect is also given as a share of the sum if the sum's interval excludes zero and no effect has the opposite
+    sign.
     """
     for section in report.sections:
         if section.partition:
@@ -203,9 +204,10 @@ def partition(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
 
 
 def harm(task: Task, report: Compared) -> tuple[str, str, Contrast, Figure, Figure] | None:
-    """What is shown to be worse over all seeds, on all cases: the mode, what differs, the test and both numbers.
+    """The test over all seeds and cases that shows harm: its mode, what differs, the test itself and both numbers.
 
-    Of several, the one whose difference is the largest in standard errors. None if nothing is shown to be worse.
+    Of several tests with the result `worse`, the one whose difference is largest in standard errors. None if there is
+    no such test.
     """
     found = [(section, test) for section in report.sections if section.part == ALL for test in _pooled(section)
              if _contrast(task, test) == "worse"]  # fmt: skip
@@ -218,24 +220,24 @@ def harm(task: Task, report: Compared) -> tuple[str, str, Contrast, Figure, Figu
 
 
 def least(task: Task, *tests: Contrast) -> str:
-    """The smallest effect that a test detects with a probability of 80%, before adjustment; the largest of several."""
+    """The smallest effect that a test detects with a probability of 80%, before adjustment; of several, the largest."""
     known = [test.detectable for test in tests if test.detectable is not None]
     return _amount(max(known, default=None), is_share=task.is_share(tests[0].measure))
 
 
 def _pooled(section: Section) -> list[Contrast]:
-    """The tests over all seeds of what can be better or worse."""
+    """The tests over all seeds, except those on the commonest label, which is neither better nor worse."""
     return [test for test in section.contrasts if test.versions is None and test.measure != COMMONEST]
 
 
 def _row(section: Section, name: str) -> str:
-    """The name of a row, with a word where a test cannot know how far another seed would be off."""
+    """The name of a row, marked `(one seed)` if a test cannot estimate the spread between its seeds."""
     single = any(row.name == name and row.kind == "arm" and len(row.versions) == 1 for row in section.rows)
     return f"{name} (one seed)" if single else name
 
 
 def across(task: Task, report: Compared, name: str) -> list[str]:
-    """The first column of a row, mode by mode on all cases, and its reasoning in the first mode that has it."""
+    """Cells of a row: its first column on all cases of each mode, then its reasoning in the first mode with the row."""
     rows = [{row.name: row for row in section.rows}.get(name) for section in report.sections if section.part == ALL]
     quality = next((row.qualities.get(report.quality) for row in rows if row), None)
     main = [figure(row.metrics.get(report.columns[0]) if row else None, task, report.columns[0]) for row in rows]
@@ -255,20 +257,20 @@ def _contrast(task: Task, test: Contrast) -> str:
 
 
 def _prior(section: Section, test: Contrast) -> str:
-    """How often the two give the commonest gold label, and whether that moved towards how often it is gold."""
+    """Whether the first row answers the commonest gold label more or less often, and nearer to its share of gold."""
     if test.adjusted >= ALPHA:
         return SILENT
     answered = {row.name: row.answered[section.commonest] for row in section.rows}
     mine, theirs, gold = answered[test.first], answered[test.second], section.right[section.commonest]
     text = f"{section.commonest} answered {'more' if mine > theirs else 'less'} often"
-    # Where the two lie on either side of the gold share, the test says nothing of which is nearer to it.
+    # If the gold share lies between the two, the test does not show which is nearer.
     if (mine - gold) * (theirs - gold) >= 0:
         text += f", {'nearer to' if abs(mine - gold) < abs(theirs - gold) else 'farther from'} its gold share"
     return text
 
 
 def dots(report: Compared) -> Dots:
-    """The panels of the figure, of the first mode that has the reasoning, or of the first: its rows on all cases."""
+    """The panels of the figure, with the rows on all cases in the first mode that has the reasoning, else the first."""
     whole = [section for section in report.sections if section.part == ALL]
     chosen = next((s for s in whole if any(report.quality in row.qualities for row in s.rows)), whole[0])
     rows = [row for row in chosen.rows if row.kind != "baseline"]
@@ -281,7 +283,7 @@ def dots(report: Compared) -> Dots:
 
 
 def lines(report: Compared) -> dict[str, float]:
-    """What baselines reach on the first column, by name: the best constant answer, guesses, bag of words, readers."""
+    """Baseline to its number in the first column: the best constant answer, guesses, bag of words, readers."""
     main, task = report.columns[0], get_task(report.task)
     rows = [row for row in report.sections[0].rows if row.kind == "baseline" and main in row.metrics]
     reached = {row.name: row.metrics[main].value for row in rows}
@@ -292,7 +294,10 @@ def lines(report: Compared) -> dict[str, float]:
 
 
 def curves(task: Task, report: Compared) -> Curves:
-    """Errors of one direction over the other by mode and row, the row's own answers first: means over seeds."""
+    """The curves of errors in one direction over those in the other, by mode and row: means over seeds.
+
+    The first point of a curve is the row's own answers.
+    """
     found: Curves = []
     for mode, rows in report.costs.items():
         kinds = {row.name: row.kind for row in report.sections[0].rows}
@@ -308,8 +313,11 @@ def curves(task: Task, report: Compared) -> Curves:
 
 
 def thresholds(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
-    """Row by row the least of the safety measure that a threshold reaches with no more errors of caution than the own
-    answers of the recipe named first in the primary test: means over seeds, then the range of these."""
+    """A row for each mode and recipe: the lowest safety metric of a threshold without too many errors of caution.
+
+    The limit on errors of caution is the own answers of the first recipe of the primary test. Numbers are means over
+    seeds, with their range.
+    """
     first = report.primary.registration.first if report.primary else ""
     for mode, rows in report.costs.items():
         assert task.ordered is not None
@@ -337,5 +345,5 @@ def _range(costs: Sequence[Costs], measure: str, place: int) -> str:
 
 
 def place(report: Compared, section: Section) -> str:
-    """Which cases a section is about."""
+    """The cases of a section, in words."""
     return "all cases" if section.part == ALL else f"{report.parts}: {section.part} (n = {section.n})"

@@ -1,4 +1,4 @@
-"""Rows for people and for scripts: a table on a terminal, tab-separated lines otherwise, JSON where it is asked for."""
+"""Print rows for people and scripts: a table on a terminal, tab-separated lines otherwise, or JSON on request."""
 
 import json
 import sys
@@ -11,9 +11,9 @@ STYLES = {
     **dict.fromkeys(("missing", "broken", "refused", "differs", "extra"), "red"),
     "unknown": "dim",
 }
-"""Colours of the words that say how something stands."""
+"""Colours of the words for a state."""
 LAST = 24
-"""What the last column, which may be folded, needs at least."""
+"""Least width of the last column, which may be folded."""
 
 
 def show(
@@ -24,9 +24,10 @@ def show(
     narrow: Sequence[str] = (),
     content: Any = None,
 ) -> None:
-    """Print rows, each a mapping of the columns. JSON keeps all keys of a row; the others show the columns only.
+    """Print rows, each a mapping from columns to values. JSON has all keys of a row, a table only the columns.
 
-    `narrow` are the columns for a terminal on which the others would not fit. JSON is `content`, if that is given.
+    `narrow` are the columns for a terminal that is too narrow for all. `content`, if given, is printed as JSON instead
+    of the rows.
     """
     if as_json:
         print(json.dumps(list(rows) if content is None else content, indent=2, ensure_ascii=False))
@@ -44,7 +45,7 @@ def show(
 
     def table(columns: Sequence[str]) -> Table:
         drawn = Table(box=None, pad_edge=False, header_style="bold")
-        whole = sum(widths[:2]) <= console.width // 2  # names that leave room for the rest
+        whole = sum(widths[:2]) <= console.width // 2  # the names of rows leave room for the other columns
         for number, column in enumerate(columns):
             drawn.add_column(column, overflow="fold", no_wrap=whole and number < 2)  # the first two name the row
         for row in rows:
@@ -57,5 +58,5 @@ def show(
 
 
 def _cell(value: Any) -> str:
-    """One cell's text: a tab or a line break would end it."""
+    """One cell's text, with runs of white space as one space: a tab or a line break would end the cell."""
     return "" if value is None else " ".join(str(value).split())

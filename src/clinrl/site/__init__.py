@@ -1,1 +1,1 @@
-"""`clinrl site`: everything that the reports say, as one folder of pages that open from a disk."""
+"""`clinrl site`: the contents of all reports as one folder of pages that a browser opens from disk."""

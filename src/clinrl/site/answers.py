@@ -1,4 +1,4 @@
-"""The answers of an exam one by one, as data for the pages: bounded, and nothing of an imported case but counts."""
+"""Single answers to an exam as data for the pages: a bounded number, and of imported cases only counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,48 +20,48 @@ from clinrl.tasks.parts import Share
 from clinrl.types import Case, Graded
 
 SEED = 1
-"""Of the sample of right answers: the same cases for all versions of an exam, so that two can be compared."""
+"""Seed of the order in which right answers are sampled: equal for all versions, so that two can be compared."""
 RIGHT, WRONG, SAFETY = "r", "w", "s"
-"""A right answer, a wrong one, and one that the task's safety metric counts."""
+"""Verdicts on an answer: right; wrong; an error by the task's safety metric."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was answered in one mode, and how many right answers are shown."""
+    """The counts of answers in one mode."""
 
     n: int
     right: int
     safety: int
     shown: int = 0
-    """Right answers that are on the page; the wrong ones all are."""
+    """Right answers that are on the page; all wrong ones are."""
 
     @property
     def wrong(self) -> int:
-        """All answers that are not the gold label, those of the safety metric among them."""
+        """All answers that are not the gold label, safety errors among them."""
         return self.n - self.right
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The answers of one model."""
+    """The answers of one model, as its page shows them."""
 
     name: str
     exam: str
-    """The exam as this model is shown it: models that see the cases otherwise have other requests."""
+    """The exam's name, with the input variant if there is one: models that see another variant have other requests."""
     imported: bool
     counts: dict[str, Counts]
     data: dict[str, Any] = field(default_factory=dict)
-    """For the page's script; empty if the cases are imported."""
+    """The answers for the page's script; empty if the cases are imported."""
     cases: dict[str, Any] = field(default_factory=dict)
-    """The exam for the same script, with the requests of what is shown."""
+    """The exam's cases for the same script, with the requests of the shown answers."""
 
 
 def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Shown | None:
-    """What the page of a model shows: of each mode all wrong answers, and at most so many right ones.
+    """The answers that a model's page shows: of each mode all wrong ones, and at most `most` right ones.
 
-    Right ones come first where the parent or a child was wrong, else in an order that was drawn once for the exam.
-    `opened` keeps exams that were read. None if its answers or its exam are not here. Raises ArtefactError if one of
-    them was altered.
+    Right answers are chosen first among cases in which the parent or a child was wrong, then in a seeded order of the
+    exam. `opened` caches exams that were read. Returns None if the answers or the exam are not here. Raises
+    ArtefactError if one of them was altered.
     """
     model = params.model(name)
     if not paths.graded(name).is_dir() or not paths.cases(model.exam).is_dir():
@@ -110,7 +110,7 @@ def _verdict(run: Run, case: Case, line: Graded) -> str:
 
 
 def _wrong_nearby(params: Params, run: Run, mode: str) -> set[int]:
-    """Where a model's parent or a child with answers here was wrong, by the records of their exams."""
+    """Places of the cases in which the parent, or a child with answers here, was wrong, from the exam records."""
     name = run.model.name
     near = [run.model.parent, *(other for other in children(params, name) if paths.graded(other).is_dir())]
     found: set[int] = set()
@@ -124,7 +124,7 @@ def _wrong_nearby(params: Params, run: Run, mode: str) -> set[int]:
 
 
 def _answer(run: Run, at: int, line: Graded) -> dict[str, Any]:
-    """One answer, as `clinrl show` has it."""
+    """The parts of one answer that `clinrl show` prints, for the page's script."""
     episode = episode_of(run.model, run.cases[at], line, number=at + 1, of=len(run.cases))
     assert not episode.withheld
     return {
@@ -137,6 +137,6 @@ def _answer(run: Run, at: int, line: Graded) -> dict[str, Any]:
 
 
 def merged(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One exam for all models that take it: the requests of all of them, in the order of the exam."""
+    """Merge the data of one exam from all models that took it: all requests, in the order of the exam."""
     requests = {at: text for one in cases for at, text in one["requests"].items()}
     return {**cases[0], "requests": dict(sorted(requests.items(), key=lambda item: int(item[0])))}

@@ -1,6 +1,6 @@
-"""`clinrl site`: every page, written at once into a folder that opens from a disk, without a server or a network.
+"""`clinrl site`: write all pages into one folder, which a browser opens from disk without a server or a network.
 
-Nothing is computed here that a report does not hold. Equal files of the checkout give equal bytes.
+Nothing is computed here that a report does not hold already. Equal files of the checkout give equal bytes.
 """
 
 import base64
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 LIMIT_MB, ROOM_MB = 20, 8
-"""Of the whole folder, and of what is there when the answers of one more model are added."""
+"""Largest size of the whole folder, and the size from which no further model's answers are added."""
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A file of the checkout that the site holds too."""
+    """A file of the checkout that was copied into the site."""
 
     url: str
     sha256: str
@@ -51,12 +51,12 @@ class Copied:
 
 @dataclass
 class Site:
-    """What the pages are made of, and the folder that they are written to."""
+    """The records behind the pages, and the folder that the pages are written to."""
 
     params: Params
     folder: Path
     most: int
-    """Right answers of a model that are shown in each mode."""
+    """Most right answers that are shown of a model in each mode."""
     targets: dict[str, str] = field(default_factory=dict)
     """File of the checkout to its URL in the site."""
     entries: list[tuple[str, str, str]] = field(default_factory=list)
@@ -70,12 +70,12 @@ class Site:
 
     @cached_property
     def exams(self) -> dict[str, Exam]:
-        """The reports of each."""
+        """The exam reports of each model."""
         return {name: versions.examined(self.params, name) for name in self.names}
 
     @cached_property
     def compared(self) -> dict[str, Compared]:
-        """The comparisons that were made."""
+        """The comparisons that have a report and pages."""
         made = {name: get_task(spec.task) for name, spec in self.params.comparisons.items()
                 if _is_compared(name)}  # fmt: skip
         return {
@@ -85,7 +85,7 @@ class Site:
 
     @cached_property
     def log(self) -> tuple[list[audit_log.Entry], str]:
-        """The audit log, and why it cannot be believed."""
+        """The entries of the audit log, and why it cannot be trusted; no entries if it cannot."""
         try:
             return audit_log.lines(self.params), ""
         except Refused as refused:
@@ -93,7 +93,7 @@ class Site:
 
     @cached_property
     def standings(self) -> dict[str, Standing]:
-        """How each model stands at its gate."""
+        """Each model's state at its gate."""
         return {
             name: standing(self.params, self.params.model(name), exam.reports, exam.agreement, self.log[0])
             for name, exam in self.exams.items()
@@ -101,12 +101,12 @@ class Site:
 
     @cached_property
     def rows(self) -> dict[str, list[Node]]:
-        """The tree of each task."""
+        """The rows of each task's tree."""
         return {task: tree.nodes(self.params, task) for task in self.params.bases}
 
     @cached_property
     def colours(self) -> dict[str, charts.Styles]:
-        """Task to one style a name, for all of its figures."""
+        """Task to the style of each name, which is the same in all figures of the task."""
         found = {}
         for task in self.params.bases:
             histories = [exam.history for name, exam in self.exams.items() if self.params.model(name).task.name == task]
@@ -116,7 +116,7 @@ class Site:
         return found
 
     def modes(self, task: str) -> dict[str, int]:
-        """The place of each mode's colour."""
+        """The index of each mode's colour in the palette."""
         return {mode: self.colours[task][mode][0] for mode in self.params.modes}
 
     def text(self, url: str, content: str) -> None:
@@ -127,7 +127,7 @@ class Site:
         self.size += len(content.encode())
 
     def page(self, url: str, template: str, title: str, **records: Any) -> None:
-        """Write a page by its template."""
+        """Write a page from its template."""
         root = "../" * url.count("/")
         self.text(url, _environment().get_template(f"{template}.html.j2").render(
             title=title, root=root, url=url, site=self, **records
@@ -145,12 +145,12 @@ class Site:
         return Copied(url, sha256_file(path))
 
     def figure(self, **records: Any) -> Markup:
-        """A picture for a place in a text."""
+        """A figure as HTML, to be placed in a text."""
         return Markup(_environment().get_template("figure.html.j2").render(records))
 
 
 def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
-    """Write the site into a folder, and print where it begins.
+    """Write the site into a folder, and print the path of its first page.
 
     `most` right answers of each model and mode are shown, beside all wrong ones. Raises ParamsError for a folder that
     something else made, and ArtefactError for graded answers that were altered, or where the folder would be too large.
@@ -170,7 +170,7 @@ def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
 
 
 def write(site: Site, advance: Callable[..., None]) -> None:
-    """All pages, and the files beside them."""
+    """Write all pages, and the files that they load."""
     for path in sorted((HERE / "static").iterdir()):
         site.text(path.name, path.read_text(encoding="utf-8"))
     site.text(
@@ -210,7 +210,7 @@ def write(site: Site, advance: Callable[..., None]) -> None:
         path.as_posix(): page.title for path, page in pages.items()})  # fmt: skip
     trees = [(task, _tree(site, task)) for task in site.params.bases if any(
         site.exams[name].reports for node in site.rows[task] for name in node.names)]  # fmt: skip
-    trees.sort(key=lambda one: -len(one[1].rows))  # the longest series first
+    trees.sort(key=lambda one: -len(one[1].rows))  # the task with most rows first
     site.page("index.html", "index", "Versions", trees=trees, shown=shown, means=MEANS)
     site.page("search.html", "search", "Search")
     site.text("search-index.js", f"clinrl.index={canonical_json(site.entries)}\n")
@@ -218,13 +218,13 @@ def write(site: Site, advance: Callable[..., None]) -> None:
 
 
 def _is_compared(name: str) -> bool:
-    """Whether a comparison has its report and its pages: an interrupt may have come between them."""
+    """Whether a comparison has its report and its pages. An interrupted command may have left only some of them."""
     report, tables = paths.comparison_report(name), paths.comparison_pages(name) / "tables.md"
     return all(path.exists() for path in (report, report.with_suffix(".md"), tables))
 
 
 def _url(path: Path) -> str:
-    """Where the page of a Markdown file lies."""
+    """The URL of a Markdown file's page in the site."""
     parts = path.with_suffix(".html").parts
     if parts[0] == "data":
         return posixpath.join(*parts[1:])
@@ -232,7 +232,7 @@ def _url(path: Path) -> str:
 
 
 def _read(site: Site, path: Path, url: str) -> markdown.Page:
-    """A Markdown file; in that of a comparison, with its figure."""
+    """The page of a Markdown file. On the page of a comparison its figure is drawn as SVG."""
     pictures = {}
     report = site.compared.get(path.stem) if path.parent == paths.comparison_pages("") else None
     if report is not None:
@@ -253,7 +253,10 @@ def _read(site: Site, path: Path, url: str) -> markdown.Page:
 
 
 def _answers(site: Site) -> Iterator[tuple[str, Shown]]:
-    """The answers of every model that has them here, first seeds first, with their data; bounded in size."""
+    """Write the answers of every model that has them here, first seeds first, and yield them with the model's name.
+
+    Stops adding models once the site has reached ROOM_MB.
+    """
     first = [node.names[0] for rows in site.rows.values() for node in rows]
     exams: dict[str, list[dict[str, Any]]] = {}
     opened: dict[str, Run] = {}
@@ -269,13 +272,13 @@ def _answers(site: Site) -> Iterator[tuple[str, Shown]]:
 
 
 def _packed(name: str, data: Any) -> str:
-    """A script that hands data to its page, packed, since transcripts repeat themselves."""
+    """A script that passes data to its page. The data are compressed, since transcripts repeat themselves."""
     packed = base64.b64encode(gzip.compress(canonical_json(data).encode(), mtime=0)).decode()
     return f'clinrl.put("{name}","{packed}")\n'
 
 
 def _version(site: Site, name: str, shown: Shown | None) -> None:
-    """The page of a model, and that of its answers."""
+    """Write the page of a model, and the page of its answers."""
     params, model, exam = site.params, site.params.model(name), site.exams[name]
     task, spec = model.task, site.params.versions.get(name)
     arms = versions.arms(params, site.compared, name)
@@ -328,7 +331,7 @@ def _tree(site: Site, task: str) -> tree.Tree:
 
 
 def _groups(pages: Mapping[Path, tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """The documentation by folder: URL and title of each page."""
+    """URL and title of each page of the documentation, and of each page directly in data/reports, by group."""
     found: dict[str, list[tuple[str, str]]] = {}
     for path, (url, title) in pages.items():
         if path.parts[0] != "data":
@@ -341,7 +344,7 @@ def _groups(pages: Mapping[Path, tuple[str, str]]) -> dict[str, list[tuple[str, 
 
 
 def _with_code(sentence: str) -> Markup:
-    """A sentence of the command line as HTML: what stands between backticks is code."""
+    """A sentence of the command line as HTML, with the parts between backticks as code."""
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
         for number, part in enumerate(sentence.split("`"))

@@ -1,8 +1,8 @@
-"""Charts as numbers: where lines, dots and ticks lie in a picture. `templates/charts.html.j2` draws them as SVG.
+"""The layout of charts: positions of lines, dots and ticks. `templates/charts.html.j2` draws them as SVG.
 
-Drawn this way, a picture takes its colours from the page's style sheet, in the dark too, its text can be read aloud,
-its marks can be links, and a hundred pages are drawn in a second. Colours are those of Okabe and Ito, which
-colour-blind readers tell apart.
+An SVG takes its colours from the page's style sheet, also in dark mode; its text can be read aloud, its marks can be
+links, and a hundred pages are drawn in a second. Colours are those of Okabe and Ito, which colour-blind readers can
+tell apart.
 """
 
 import math
@@ -15,25 +15,25 @@ from clinrl.reports import figures
 
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
-"""The room around the lines of a chart, for its ticks."""
+"""The margins of a chart, which hold its ticks."""
 ROW = 26
-"""Of a picture of intervals."""
+"""Height of a row of a picture of intervals."""
 MOST_POINTS = 200
-"""Of a line: further ones would lie on the same pixels."""
+"""Most points of a line; further ones would lie on the same pixels."""
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Without black and yellow: one is hard to see on a dark page, the other on a white one."""
+"""The palette. It lacks black, which is hard to see on a dark page, and yellow, which is hard to see on a white one."""
 DASHES = ("none", "6 3", "2 2", "8 3 2 3")
-"""Of SVG's stroke-dasharray: whole, dashed, dotted, dashed and dotted."""
+"""Values of SVG's stroke-dasharray: solid, dashed, dotted, dash-dotted."""
 
 Points = Sequence[tuple[float, float]]
 Styles = Mapping[str, tuple[int, int]]
-"""Name to the place of its colour and of its dash, as `styles` gives them."""
+"""Name to the indices of its colour and its dash. `styles` makes it."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A number at an axis, and where it stands."""
+    """A number on an axis, and its position."""
 
     at: float
     text: str
@@ -45,12 +45,12 @@ class Line:
 
     name: str
     colour: int | str
-    """Its place in the palette, or `ink` for what sums others up."""
+    """An index of the palette, or `ink` for a name without a style: a line that sums others up."""
     dash: int
     path: str
     """Points of an SVG polyline."""
     mark: tuple[float, float] | None
-    """A point that stands apart from the line."""
+    """A point that is drawn apart from the line."""
     first: float
     last: float
     low: float
@@ -63,25 +63,25 @@ class Chart:
 
     title: str
     across: str
-    """What the horizontal axis is."""
+    """Label of the horizontal axis."""
     upward: str
-    """What the vertical axis is."""
+    """Label of the vertical axis."""
     lines: tuple[Line, ...]
     x: tuple[Tick, ...]
     y: tuple[Tick, ...]
     spans: tuple[tuple[float, float], ...] = ()
-    """Every other phase of a training: left edge and width."""
+    """Left edge and width of each shaded part: every other phase of a training."""
     alarms: tuple[tuple[float, Alarm], ...] = ()
 
     @property
     def frame(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the lines."""
+        """Left, top, right and bottom edge of the area for the lines."""
         return LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A number with its interval, and those of single seeds; or their places on an axis."""
+    """A number with its interval and the numbers of single seeds, or the positions of all these on an axis."""
 
     at: float
     low: float | None
@@ -91,7 +91,7 @@ class Dot:
     says: str
 
     def placed(self, place: Callable[[float], float]) -> "Dot":
-        """The same on an axis. A single seed is the number itself."""
+        """The dot with positions on an axis. A single seed is left out, since it is the number itself."""
         low, high = (None if edge is None else place(edge) for edge in (self.low, self.high))
         seeds = tuple(map(place, self.seeds)) if len(self.seeds) > 1 else ()
         return replace(self, at=place(self.at), low=low, high=high, seeds=seeds)
@@ -99,7 +99,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a picture of intervals."""
+    """One row of a picture of intervals."""
 
     name: str
     dots: tuple[Dot, ...]
@@ -114,28 +114,28 @@ class Intervals:
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
     label: int
-    """Room for the names."""
+    """Width of the column of names."""
     width: int
     row: int = ROW
 
     @property
     def height(self) -> int:
-        """Of the whole picture."""
+        """Height of the whole picture."""
         return ROW * len(self.rows) + 30
 
 
 def styles(names: Iterable[str]) -> Styles:
-    """The place of a colour and of a dash for each name, in the order of the names; a name keeps that of its first.
+    """The indices of a colour and a dash for each name, in the order of the names. A repeated name counts once.
 
-    Where there are more names than colours, a further one takes a colour again with another dash; more names than both
-    give share them.
+    After as many names as there are colours, the colours start again with the next dash. After all pairs of colour and
+    dash, the pairs start again.
     """
     free = product(range(len(DASHES)), range(len(COLOURS)))
     return {name: (colour, dash) for name, (dash, colour) in zip(dict.fromkeys(names), cycle(free), strict=False)}
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers between two ends, at most about so many."""
+    """Round numbers between two ends, about `most` of them or fewer."""
     raw = (high - low or 1.0) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
@@ -144,7 +144,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def ends(values: Iterable[float], *, share: bool = False) -> tuple[float, float]:
-    """The ends of an axis on which all values have room; of a share, 0 and 1."""
+    """The ends of an axis that holds all values with a margin; for a share, 0 and 1."""
     found = [value for value in values if math.isfinite(value)]
     if share or not found:
         return 0.0, 1.0
@@ -154,7 +154,7 @@ def ends(values: Iterable[float], *, share: bool = False) -> tuple[float, float]
 
 
 def place(value: float, axis: tuple[float, float], start: float, end: float) -> float:
-    """Where a value lies between two edges of a picture, to a tenth of a pixel."""
+    """The position of a value between two edges of a picture, rounded to a tenth of a pixel."""
     return round(start + (value - axis[0]) / (axis[1] - axis[0]) * (end - start), 1) + 0.0
 
 
@@ -163,7 +163,7 @@ def chart(
     share: bool = False, marks: Mapping[str, tuple[float, float]] | None = None,
     spans: Sequence[tuple[float, float]] = (), alarms: Sequence[Alarm] = (),
 ) -> Chart:  # fmt: skip
-    """Lines by name in one picture. `marks` are points that stand apart, `spans` are parts of the axis to be shaded."""
+    """A chart of named lines. `marks` are points apart from the lines, `spans` are parts of the axis to be shaded."""
     marks = marks or {}
     every = [point for points in (*lines.values(), list(marks.values())) for point in points]
     wide = [x for x, _ in every]
@@ -196,7 +196,7 @@ def chart(
 
 
 def training(history: figures.History, labels: Sequence[str], alarms: Sequence[Alarm], styles: Styles) -> list[Chart]:
-    """The curves of a training, a chart for each quantity of its log, with the steps at which an alarm was raised."""
+    """The curves of a training: one chart for each quantity of its log, with the steps at which an alert was raised."""
     units = {title: unit for title, unit, _ in figures.PANELS}
     spans = figures.phases(history)[1::2]
     found = []
@@ -210,7 +210,7 @@ def training(history: figures.History, labels: Sequence[str], alarms: Sequence[A
 
 
 def intervals(title: str, unit: str, rows: Mapping[str, Sequence[Dot]], *, share: bool = True) -> Intervals | None:
-    """Rows of numbers with their intervals. A share is drawn in per cent. None without any row."""
+    """A picture of numbers with their intervals. A share is drawn in per cent. None if no row has a number."""
     factor = 100.0 if share else 1.0
     dots = [dot for found in rows.values() for dot in found]
     if not dots:

@@ -1,4 +1,4 @@
-"""Markdown files of the checkout as pages: their links lead to pages of the site, their pictures are its own."""
+"""Markdown files of the checkout as pages, with links and images that point to files of the site."""
 
 import posixpath
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 LONGEST = 1_500
-"""Characters of a section that the search knows: of a long table, the beginning."""
+"""Characters of a section that the search index holds: of a long table, only the beginning."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Page:
 def read(path: Path, url: str, targets: Mapping[str, str], pictures: Mapping[str, Markup] | None = None) -> Page:
     """The page of a Markdown file at a URL of the site.
 
-    `targets` has the URL of every file that the site holds; a link to another file becomes its text. `pictures` has
+    `targets` has the URL of every file that the site holds; a link to any other file becomes plain text. `pictures` has
     figures for image files that git ignores; any other image that the site lacks is left out.
     """
     folder = posixpath.dirname(path.as_posix())
@@ -48,13 +48,13 @@ def read(path: Path, url: str, targets: Mapping[str, str], pictures: Mapping[str
             if len(sections) == 1:
                 title = heading
             token.attrSet("id", anchor)
-        if token.type in ("table_open", "fence", "code_block"):  # wide ones scroll, by keys too
+        if token.type in ("table_open", "fence", "code_block"):  # a wide one scrolls: let the keyboard focus it
             token.attrSet("tabindex", "0")
         if token.type in ("inline", "fence") and tokens[place - 1].type != "heading_open":
             text.append(_text(token))
         if token.type == "inline":
             figure = _resolve(token, folder, url, targets, pictures or {})
-            if figure is not None:  # a figure is no part of a paragraph
+            if figure is not None:  # a figure must not lie in a paragraph
                 tokens[place - 1].hidden = tokens[place + 1].hidden = True
                 token.type, token.content, token.children = "html_block", figure, None
     sections.append((anchor, heading, " ".join(text)))
@@ -65,9 +65,9 @@ def read(path: Path, url: str, targets: Mapping[str, str], pictures: Mapping[str
 
 
 def _plain(path: Path) -> str:
-    """The text in what all readers of Markdown know: without comments, and with what MkDocs' extensions add.
+    """The text in common Markdown: without comments, and with the syntax of MkDocs' extensions replaced.
 
-    Of the documentation alone another file is a part: a report may quote what a model or a stranger wrote.
+    Only the documentation may include other files, since a report may quote text from a model or a stranger.
     """
     text = re.sub(r"^<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     if path.parts[0] == "docs":
@@ -87,14 +87,14 @@ def _quoted(found: re.Match[str]) -> str:
 
 
 def _text(token: "Token") -> str:
-    """The words of a token, without marks."""
+    """The plain text of a token, without markup."""
     if token.children is None:
         return token.content
     return "".join(" " if child.type in ("softbreak", "hardbreak") else child.content for child in token.children)
 
 
 def _slug(heading: str, taken: dict[str, int]) -> str:
-    """The anchor of a heading, as MkDocs makes it, so that links of the documentation lead there."""
+    """The anchor of a heading, made as MkDocs does, so that the documentation's links work."""
     plain = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
     slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()) or "section"
     taken[slug] = taken.get(slug, -1) + 1
@@ -104,7 +104,7 @@ def _slug(heading: str, taken: dict[str, int]) -> str:
 def _resolve(
     token: "Token", folder: str, url: str, targets: Mapping[str, str], pictures: Mapping[str, Markup]
 ) -> str | None:
-    """Let links and images of a paragraph lead to what the site has. The figure that stands for it, if it has one."""
+    """Point a paragraph's links and images to files of the site. Returns the figure that replaces it, if any."""
     kept, dead = [], 0
     for child in token.children or ():
         if child.type == "link_open":
@@ -131,7 +131,7 @@ def _resolve(
 
 
 def _href(link: str, folder: str, url: str, targets: Mapping[str, str]) -> str | None:
-    """Where a link leads from a page of the site; None where the site does not have that."""
+    """The URL of a link's target, relative to a page of the site; None if the site does not have the target."""
     if link.startswith("#") or re.match(r"https?://|mailto:", link):
         return link
     path, _, anchor = link.partition("#")
@@ -142,7 +142,7 @@ def _href(link: str, folder: str, url: str, targets: Mapping[str, str]) -> str |
 
 
 def files() -> Iterator[Path]:
-    """The Markdown files that are pages: the documentation, the records of the project, and the reports but exams."""
+    """The Markdown files that become pages: documentation, files in the project's root, and reports except exams."""
     yield from sorted(Path("docs").rglob("*.md"))
     yield from sorted(path for path in Path().glob("*.md"))
     yield from sorted(path for path in Path("data/reports").rglob("*.md") if path.name != "report.md")

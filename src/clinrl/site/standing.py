@@ -1,4 +1,4 @@
-"""How a version stands at its gate, from the audit log where it tells of it, else from its reports alone."""
+"""The state of a version at its gate: from the audit log if it has a decision, else from its reports alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,32 +19,32 @@ MEANS: Mapping[State, str] = {
     "champion": "holds the name champion, by the audit log",
     "passed": "a decision says that it may be promoted",
     "refused": "a decision refuses it, or its exam breaks a limit of the gate",
-    "open": "nobody has decided, and its exam breaks no limit that can be told without a rival",
+    "open": "nobody has decided, and its exam breaks no limit that can be checked without a rival",
     "waived": "its recipe is known to be wrong, or learns of no label; it is kept as a control, and never released",
 }
-"""Every state of a version, for the legend."""
+"""The meaning of each state except `base`, for the legend."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What the gate says of one version or merge."""
+    """The state of one model at its gate, and the evidence for it."""
 
     state: State
     says: str
     findings: tuple[Finding, ...] = ()
-    """Of the last decision; without one, the limits that can be held against reports alone."""
+    """Findings of the last decision; without one, of the limits that reports alone can be checked against."""
     lines: tuple[Entry, ...] = ()
-    """All of the audit log that is about it."""
+    """The entries of the audit log about this model."""
 
 
 def standing(
     params: Params, model: Model, reports: Mapping[str, EvalReport], agreement: Estimate | None, log: Sequence[Entry]
 ) -> Standing:
-    """How a model stands. `agreement` is that of its modes, `log` the whole audit log."""
+    """The state of a model. `agreement` is the one between its modes, `log` the whole audit log."""
     if model.kind == "base":
         return Standing("base", "The base, from which all versions start.")
-    mine = next((report.adapter_digest for report in reports.values()), "")
-    lines = about(mine, log) if mine else []
+    adapter = next((report.adapter_digest for report in reports.values()), "")
+    lines = about(adapter, log) if adapter else []
     decisions = [line.body for line in lines if line.kind == "decision"]
     findings = tuple(_findings(params, model, reports, agreement))
     if decisions:
@@ -53,7 +53,7 @@ def standing(
     made_of = (params.versions[name] for part in model.parts for name in params.lineage(part))
     waiver = next((text for version in made_of if (text := params.profiles[version.profile].waiver)), "")
     state: State = "open"
-    if mine and recorded_champion(model.registered, log) == mine:
+    if adapter and recorded_champion(model.registered, log) == adapter:
         state, says = "champion", f"The champion of {model.registered}."
     elif decisions:
         state = "passed" if decisions[-1]["promote"] else "refused"
@@ -69,16 +69,16 @@ def standing(
     return Standing(state, says, findings, tuple(lines))
 
 
-def about(mine: str, log: Sequence[Entry]) -> list[Entry]:
-    """The lines of the audit log that are about a model, by its digest, or by that of a decision on it."""
-    names = {mine} | {
-        digest(line.body) for line in log if line.kind == "decision" and line.body["candidate_digest"] == mine
+def about(adapter: str, log: Sequence[Entry]) -> list[Entry]:
+    """The entries of the audit log that name a model's digest, or the digest of a decision on it."""
+    digests = {adapter} | {
+        digest(line.body) for line in log if line.kind == "decision" and line.body["candidate_digest"] == adapter
     }
-    return [line for line in log if names & set(_values(line.body))]
+    return [line for line in log if digests & set(_digests(line.body))]
 
 
-def _values(body: Mapping[str, Any]) -> list[str]:
-    """The digests that a line names: its own, and those of both sides of a rollback. Rivals of a decision are not."""
+def _digests(body: Mapping[str, Any]) -> list[str]:
+    """The digests in an entry of the model, of the decision, and of both sides of a rollback; not those of rivals."""
     sides = [body[side].get("digest") for side in ("from", "to") if isinstance(body.get(side), dict)]
     return [str(value) for value in (body.get("candidate_digest"), body.get("decision"), body.get("digest"), *sides)]
 
@@ -86,7 +86,7 @@ def _values(body: Mapping[str, Any]) -> list[str]:
 def _findings(
     params: Params, model: Model, reports: Mapping[str, EvalReport], agreement: Estimate | None
 ) -> Sequence[Finding]:
-    """The absolute limits of the task's gate, held against the reports."""
+    """The findings on the absolute limits of the task's gate, from the reports."""
     spec = params.gates.get(model.task.name)
     if spec is None or not reports:
         return []

@@ -10,7 +10,7 @@ from clinrl.site.charts import Dot, Tick, place
 ROW, INDENT = 30, 20
 TOP = 46
 LETTER, STEP, GATE, MEASURE = 7.0, 15, 80, 190
-"""The width of a letter of a name, of a seed, of the gate's word, and of a measure."""
+"""Widths in pixels: of a letter of a name, of a seed, of the gate's verdict, and of a measure."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Node:
     kind: str
     depth: int
     parent: int | None
-    """The row of its parent."""
+    """Number of its parent's row."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A row with its places."""
+    """A row with its positions in the picture."""
 
     node: Node
     name: str
@@ -35,9 +35,9 @@ class Drawn:
     y: int
     parent_y: int | None
     seeds: tuple[tuple[int, str], ...]
-    """Place and name of each further seed."""
+    """Position and name of each further seed."""
     values: tuple[tuple[Dot, ...], ...]
-    """Of each measure, a dot for each mode."""
+    """For each measure, a dot for each mode."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +46,29 @@ class Tree:
 
     rows: tuple[Drawn, ...]
     measures: tuple[tuple[str, int, tuple[Tick, ...]], ...]
-    """Name, place and ticks of each."""
+    """Name, position and ticks of each measure."""
     width: int
     height: int
     gate: int
-    """Place of the gate's word."""
+    """Position of the gate's verdicts."""
 
 
 def nodes(params: Params, task: str) -> list[Node]:
-    """The rows, depth first. Versions that a comparison has as seeds of one recipe are one row, at its first seed."""
+    """The rows, depth first. Versions that are seeds of one recipe share a row, at the place of the first seed."""
     found: list[Node] = []
 
     def visit(name: str, depth: int, parent: int | None) -> None:
         names = params.seeds_of(name) if name in params.versions else ()
         found.append(Node(names or (name,), kind_of(params, name), depth, parent))
-        mine = len(found) - 1
+        number = len(found) - 1
         for child in children(params, name):
             seeds = params.seeds_of(child) if child in params.versions else ()
             if child not in params.rivals and (not seeds or seeds[0] == child):
-                visit(child, depth + 1, mine)
+                visit(child, depth + 1, number)
 
     visit(f"{task}-base", 0, None)
     drawn = {name for node in found for name in node.names}
-    # A seed whose first has another parent, and what comes from a further seed alone, are rows of their own.
+    # Versions that no row holds yet, such as the children of a further seed, get rows of their own.
     rest = [name for name in _below(params, f"{task}-base") if name not in drawn]
     return [*found, *(Node((name,), kind_of(params, name), 1, 0) for name in rest)]
 
@@ -83,7 +83,7 @@ def _below(params: Params, name: str) -> Iterator[str]:
 def layout(
     task: str, rows: Sequence[Node], measures: Sequence[str], values: Callable[[Node, str], Sequence[Dot]]
 ) -> Tree:
-    """Places for every row. `values` gives a measure of a row mode by mode, as shares that have no place yet."""
+    """The picture of all rows. `values` gives a row's dots for a measure, one for each mode, as shares."""
 
     def label(node: Node) -> str:
         return node.names[0].removeprefix(f"{task}-")

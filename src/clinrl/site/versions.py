@@ -1,4 +1,4 @@
-"""What the page of one version, merge or base shows, gathered from its reports, its parameters and comparisons."""
+"""The contents of the page of a version, merge or base, from its reports, its parameters and comparisons."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from clinrl.tracking.mlflow_store import flat
 from clinrl.types import Estimate
 
 SHADES = 9
-"""Depths of colour in a confusion matrix, above none."""
+"""Depths of colour in a confusion matrix, besides no colour at all."""
 
 
 @dataclass(frozen=True)
 class Exam:
-    """The reports of one model; all empty for one that was not examined."""
+    """The reports of one model; all empty for a model that was not evaluated."""
 
     reports: Mapping[str, EvalReport]
     between: Agreement
     """How the modes agree, and the paired tests between them."""
     history: figures.History
     alarms: Sequence[alerts.Alarm] | None
-    """None: it was not trained."""
+    """None if the model was not trained."""
 
     @property
     def agreement(self) -> Estimate | None:
@@ -53,14 +53,14 @@ class Arm:
     report: Compared
 
     def figure(self, mode: str, metric: str) -> Figure | None:
-        """The mean over seeds on all cases."""
+        """The mean of a metric over seeds, on all cases; None if the row does not have it."""
         found = [row for section in self.report.sections if (section.mode, section.part) == (mode, ALL)
                  for row in section.rows if row.name == self.name]  # fmt: skip
         return found[0].metrics.get(metric) if found else None
 
 
 def examined(params: Params, name: str) -> Exam:
-    """The reports of a model, as far as they are here."""
+    """The reports of a model; empty unless the reports of all modes are here."""
     folder = paths.report(name)
     if not all((folder / f"{mode}.json").exists() for mode in params.modes):
         return Exam({}, {}, [], None)
@@ -72,7 +72,7 @@ def examined(params: Params, name: str) -> Exam:
 
 
 def arms(params: Params, compared: Mapping[str, Compared], name: str) -> list[Arm]:
-    """The rows of comparisons that a version is a seed of, those of the most seeds first: they are its result."""
+    """The rows of comparisons in which a version is a seed; the row with most seeds, its main result, comes first."""
     found = [
         Arm(comparison, arm, len(versions), compared[comparison])
         for comparison, spec in params.comparisons.items()
@@ -84,7 +84,7 @@ def arms(params: Params, compared: Mapping[str, Compared], name: str) -> list[Ar
 
 
 def headline(task: Task, exam: Exam, found: Sequence[Arm]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Metric by metric, the safety metric first: in each mode the version's own number, and that over all seeds."""
+    """For each metric, the safety metric first, and each mode: the version's own number and the mean over all seeds."""
     seeds = found[0] if found and found[0].seeds > 1 else None
     names = dict.fromkeys([task.safety.metric, *task.compared, *task.reporting.headline])
     return [
@@ -104,13 +104,13 @@ def headline(task: Task, exam: Exam, found: Sequence[Arm]) -> list[tuple[str, li
 
 
 def beside(task: Task, arm: Arm, modes: Mapping[str, int]) -> list[Intervals]:
-    """The rows of a comparison but the simple policies, as a picture for each compared share."""
+    """A picture for each compared share, of the rows of a comparison except the simple policies."""
     drawn = (rows_of(task, arm.report, metric, modes, f"{metric}: {arm.comparison}") for metric in task.compared)
     return [picture for picture in drawn if picture is not None]
 
 
 def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int], title: str) -> Intervals | None:
-    """One metric or quality of all rows of a comparison but the simple policies, in each mode."""
+    """A picture of one metric or quality in each mode, of the rows of a comparison except the simple policies."""
     quality = metric not in task.metrics
     rows: dict[str, list[charts.Dot]] = {}
     for section in report.sections:
@@ -165,10 +165,10 @@ def slices(task: Task, exam: Exam) -> Iterator[tuple[str, list[str], list[tuple[
 
 
 def difference(params: Params, model: Model) -> list[tuple[str, str, str, bool]]:
-    """The recipe key by key: what the parent's says, what this one says, and whether they differ."""
-    mine = _recipe(params, model.name)
+    """For each key of the recipe: the parent's value, the model's value, and whether they differ."""
+    own = _recipe(params, model.name)
     parent = _recipe(params, model.parent) if model.parent in params.versions else {}
-    pairs = {key: (parent.get(key, ""), mine.get(key, "")) for key in (*mine, *parent)}
+    pairs = {key: (parent.get(key, ""), own.get(key, "")) for key in (*own, *parent)}
     return [(key, before, now, bool(parent) and before != now) for key, (before, now) in pairs.items()]
 
 
@@ -181,7 +181,7 @@ def _recipe(params: Params, name: str | None) -> dict[str, str]:
 
 
 def lineage(params: Params, model: Model, exams: Mapping[str, Exam]) -> list[dict[str, Any]]:
-    """From the base to a version: what each was made of, with the digests that its reports and proofs name."""
+    """A row for each model from the base to this one: its data and probe, and the digests that its reports name."""
     made = dict.fromkeys(name for part in model.parts for name in params.lineage(part))
     rows: list[dict[str, Any]] = [{"name": f"{model.task.name}-base", "data": "", "probe": None}]
     rows += [{"name": name, "data": params.versions[name].data, "probe": paths.probe_proof(name)} for name in made]

@@ -1,17 +1,17 @@
 "use strict";
-// The answers of one version: listed, filtered, and held against those of another. What a case or a model says becomes
-// text nodes, never markup.
+// The answers of one version: a list with filters, and a comparison with the answers of another version. Text of cases
+// and models becomes text nodes, never markup.
 
 const clinrl = {
   kept: {},
   waiting: {},
-  /** What a file of data calls: JSON, packed by gzip and written in Base64. */
+  /** Receive the data of a file, which calls this: JSON, compressed by gzip, in Base64. */
   put(name, packed) {
     const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
     const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     this.waiting[name](new Response(plain).json());
   },
-  /** The data of a name, fetched as a script: a page that was opened from a disk may fetch nothing else. */
+  /** The data of a name, loaded as a script: a page that was opened from disk may load nothing else. */
   get(name) {
     this.kept[name] ??= new Promise((resolve) => {
       this.waiting[name] = resolve;
@@ -86,7 +86,7 @@ async function start() {
     list(opened);
   }
 
-  /** The cases that the filter lets through: place, verdicts, and whether the transcript is here. */
+  /** The cases that pass the filter: place, verdicts, and whether the transcript is here. */
   function chosen() {
     const mode = mine.modes[value("mode")];
     const theirs = other?.data.modes[value("mode")];
@@ -104,7 +104,7 @@ async function start() {
     return found.sort((a, b) => group(a) - group(b) || urgency(a) - urgency(b) || a.at - b.at);
   }
 
-  /** With another version: flipped cases first, those that got worse before those that got better. */
+  /** The rank of a case in a comparison: first those that are wrong here alone, then those that are right here alone. */
   function group({ verdict, theirs }) {
     if (!theirs) return 0;
     if ((verdict === "r") !== (theirs === "r")) return verdict === "r" ? 1 : 0;
