@@ -17,14 +17,14 @@ from clinrl.release import audit_log, budget
 from clinrl.release.form import gain
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
-from clinrl.training.launch import asked
+from clinrl.training.launch import requested
 
 
 def trained_otherwise(params: Params, version: str) -> str | None:
     """What params.yaml says otherwise than the adapter that is here was trained with, such as `trainer.lr`; None if
     nothing. What either does not name, as a field that came later, is no difference."""
     spec = artifacts.read_manifest(paths.adapter(version)).spec
-    return _differing(json.loads(artifacts.canonical_json(asked(params, version))), spec)
+    return _differing(json.loads(artifacts.canonical_json(requested(params, version))), spec)
 
 
 def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str | None:
