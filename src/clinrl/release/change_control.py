@@ -8,7 +8,7 @@ from clinrl import artifacts, paths
 from clinrl.config import change_plan
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
-from clinrl.data.reward_audit import proven
+from clinrl.data.reward_audit import validated_identity
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.answers import load_answers, open_run
 from clinrl.registry import versions
@@ -58,7 +58,7 @@ def no_look_left(params: Params, task: str) -> str | None:
     if task not in params.plans:
         return None
     plan = params.plans[task]
-    exam = proven(plan.changes.exam, get_task(task))
+    exam = validated_identity(plan.changes.exam, get_task(task))
     lines = audit_log.lines(params)
     held = budget.account(lines, exam, plan.budget.alpha)
     return budget.used_up(held, plan.budget, plan.changes.exam)

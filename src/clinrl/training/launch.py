@@ -29,7 +29,7 @@ from clinrl.config.machine import Machine, read_machine, sequences_of
 from clinrl.config.params import Params
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
-from clinrl.data.reward_audit import identity_in, proven
+from clinrl.data.reward_audit import identity_in, validated_identity
 from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.models import needs, step_time
@@ -119,7 +119,7 @@ def resolve(params: Params, version: str) -> tuple[dict[str, Any], list[dict[str
     inputs = {
         "base": identity(verified(paths.base(block.task))),
         "parent": _parent(params, version),
-        "data": proven(block.data, task),
+        "data": validated_identity(block.data, task),
     }
     _check_probe(version, inputs["data"])
     cases, omit = list(read_cases(paths.cases(block.data), task)), profile.omit if profile.method == "sft" else {}
