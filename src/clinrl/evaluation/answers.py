@@ -126,7 +126,7 @@ def check_answers(task: Task, cases: Sequence[Case], lines: Sequence[Graded], pa
         if read != line.answer and not (is_silent and importing.is_imported(case)):
             raise ArtefactError(
                 f"{path} line {number} gives another answer to {line.case_id} than its transcript does; restore the "
-                "folder with `dvc checkout`, or examine anew"
+                "folder with `dvc checkout`, or evaluate again"
             )
 
 
@@ -160,7 +160,7 @@ def load_variant(run: Run, given: Sequence[Graded], variant: str, path: Path) ->
     shown = [case for case in run.cases if run.task.reporting.variants[variant](case) is not None]
     if set(answered) != {case.id for case in shown}:
         raise ArtefactError(
-            f"{path} does not answer the cases of this exam that have the variant {variant}; evaluate anew"
+            f"{path} does not answer the cases of this exam that have the variant {variant}; evaluate again"
         )
     check_answers(run.task, shown, [answered[case.id] for case in shown], path)
     return [answered.get(case.id, line) for case, line in zip(run.cases, given, strict=True)]

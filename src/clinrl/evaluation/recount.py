@@ -172,4 +172,4 @@ def _page(name: str, mode: str) -> str:
 
 
 def _again(name: str) -> str:
-    return f"restore it with `git checkout {paths.report(name)}` and `dvc checkout`, or examine {name} anew"
+    return f"restore it with `git checkout {paths.report(name)}` and `dvc checkout`, or evaluate {name} again"

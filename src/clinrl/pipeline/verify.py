@@ -75,7 +75,7 @@ def stage(
     root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
     commit = git(root, "rev-parse", "HEAD").strip()
     if dirty := git(root, "status", "--porcelain").splitlines():
-        echo(f"{len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}")
+        echo(f"{len(dirty)} uncommitted files are ignored; this verifies {commit[:12]}")
     dvc_state.fence(root)
     with _worktree(root, commit, keep) as tree:
         params = load_params(tree / "params.yaml")

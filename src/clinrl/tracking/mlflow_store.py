@@ -97,8 +97,8 @@ def store() -> str:
         ) from None
     if urlsplit(uri).scheme in ("", "file"):
         raise RegistryError(
-            f"MLFLOW_TRACKING_URI is {format_value(uri)}, a folder, where MLflow keeps no names any more; set it to a "
-            "server (http://host:port) or to a file (sqlite:///path/mlflow.db)"
+            f"MLFLOW_TRACKING_URI is {format_value(uri)}, a folder, in which MLflow no longer keeps a registry; set "
+            "it to a server (http://host:port) or to a file (sqlite:///path/mlflow.db)"
         )
     return uri
 
@@ -145,7 +145,7 @@ def connect() -> Iterator["MlflowClient"]:
         yield _client(uri)
     except (MlflowException, SQLAlchemyError) as error:
         if TWICE.search(str(error)):
-            raise Clash(f"{place(uri)} was told the same by somebody else; give the same command again") from error
+            raise Clash(f"another process wrote the same to {place(uri)}; give the same command again") from error
         raise RegistryError(_sentence(uri, error)) from error
     except ModuleNotFoundError as error:
         raise RegistryError(

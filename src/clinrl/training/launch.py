@@ -236,7 +236,7 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     elif code < 0:
         why = f"was ended by signal {-code} ({signal.Signals(-code).name})"
     else:
-        why = f"ended with code {code} at {status['state']}, without an adapter; its last words are above"
+        why = f"ended with code {code} at {status['state']}, without an adapter; its last output is above"
     raise TrainingError(f"the trainer of {version} {why}; {resume}")
 
 

@@ -148,7 +148,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         served.serve(trainer, engine, spec, folder / "served")
     trl.restore_precision(model, start)
     if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
-        raise TrainingError("the adapter is not its parent's any more after the trainer was built")
+        raise TrainingError("building the trainer changed the adapter, which must start as its parent's")
     watch.moved = lambda: any(not torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items())
     if spec["trainer"].get("held_out") and world.is_main:
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
@@ -165,7 +165,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     if trainer.state.global_step == spec["trainer"]["steps"]:
         if not watch.moved():
             raise TrainingError(
-                "no step gave the adapter a gradient, so it is its parent's still: every group earned equal rewards"
+                "no step gave the adapter a gradient, so it still equals its parent's: each group earned equal rewards"
             )
         lines = sorted({canonical_json(verdict) for verdict in world.gathered(judges.record())})
         if not world.is_main:
