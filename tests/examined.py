@@ -185,5 +185,6 @@ def train(name: str, seed: int = 0) -> None:
             "data": identity(read_manifest(paths.cases("d1"))),
         }
         seal(
-            out, **launch.manifest_fields(json.loads(canonical_json(launch.asked(params(), name) | {"inputs": inputs})))
+            out,
+            **launch.manifest_fields(json.loads(canonical_json(launch.requested(params(), name) | {"inputs": inputs}))),
         )

@@ -174,7 +174,7 @@ def test_a_turn_is_the_same_in_trl_s_notation_and_whatever_is_called_can_be_writ
     reader = reward_fn.Reader(tokenizer(), thinking, frozenset({tokenizer().eos_token_id}))
     if tokenizer().eos_token not in text and text.isprintable():
         parsed = parse_response(reader, encode(tokenizer(), [text + tokenizer().eos_token])[0], prefix=[1])
-        assert reward_fn.played([parsed], clipped=False, most=1).messages == (turn,)
+        assert reward_fn.episode_transcript([parsed], clipped=False, most=1).messages == (turn,)
     assert Message.model_validate_json(turn.model_dump_json()) == turn
 
 
@@ -184,7 +184,7 @@ def test_the_calls_of_a_turn_without_an_end_are_written_down_and_not_made():
     reader = reward_fn.Reader(tokenizer(), False, frozenset({tokenizer().eos_token_id}))
     parsed = parse_response(reader, encode(tokenizer(), [text])[0], prefix=[1])
     assert not parsed.get("tool_calls")
-    assert reward_fn.played([parsed], clipped=True, most=9) == Transcript(
+    assert reward_fn.episode_transcript([parsed], clipped=True, most=9) == Transcript(
         messages=(ours(text, False),), stop="max_tokens"
     )
     assert ours(text, False).calls

@@ -363,7 +363,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("gates/esi/rebuilt", {"least": 1}, ("gates.esi.rebuilt.least is 1, but rebuilders lists 0",)),
     ("gates/esi/rebuilt", {"least": 0}, ("gates.esi.rebuilt.least is 0",)),
     ("approvers", {"A": KEYS[0]}, ("approvers.A", "2 characters or more")),
-    ("approvers", {"this checkout": KEYS[0]}, ("approvers.this checkout", "not as 'this checkout'")),
+    ("approvers", {"this checkout": KEYS[0]}, ("approvers.this checkout", "is not 'this checkout'")),
     ("approvers", {"Ada\n": KEYS[0]}, ("approvers", "printable characters")),
     ("approvers", {"Ada": "ssh-ed25519 AAAA"}, ("approvers.Ada is 'ssh-ed25519 AAAA'; this is no public key",)),
     ("approvers", {"Ada": KEYS[0][:-9]}, ("approvers.Ada is 'ecdsa-sha2-nistp256 AAAA", "holds no P-256 key")),
@@ -523,7 +523,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (
         GRPO + "trainer/full/vllm",
         True,
-        ("profiles.grpo.trainer.full.vllm is true", "but machine.yaml says who samples"),
+        ("profiles.grpo.trainer.full.vllm is true", "but machine.yaml sets the sampler"),
     ),
     (GRPO + "trainer/full/vllm", "true", ("profiles.grpo.trainer.full.vllm is 'true'", "valid boolean")),
     # versions

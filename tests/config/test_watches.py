@@ -16,7 +16,7 @@ WARD = {"task": "esi", "task_version": 2, "source": "data/sources/ward"}
 
 @pytest.mark.parametrize("use", ["train", "mine"])
 def test_what_was_served_is_mined_with_the_consent_of_its_source_alone(use: str) -> None:
-    with pytest.raises(ValidationError, match=f"is missing, and what was served is no {use} data without"):
+    with pytest.raises(ValidationError, match=f"is missing; records of a served version are {use} data only"):
         dolls.params(imports={"ward": WARD | {"use": use, "served": True}})
     assert dolls.params(imports={"ward": WARD | {"use": use, "served": True, "consent": True}}).imports["ward"].consent
 

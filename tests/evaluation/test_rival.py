@@ -16,7 +16,7 @@ from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare, evaluate
 from clinrl.evaluation.record import Record
-from clinrl.evaluation.rival import learned
+from clinrl.evaluation.rival import training_cases
 from clinrl.models.pretrain import corpus
 from clinrl.tasks.base import get_task
 
@@ -77,7 +77,7 @@ def test_answers_to_other_cases_are_refused(project: Params) -> None:
 
 def test_the_corpus_of_a_base_that_read_two_editions_is_labelled_by_that_of_the_exam() -> None:
     rival = {"trees": {"task": "esi", "data": ["d1"], "exam": "x1"}}
-    found = learned(dolls.params(rivals=rival), "trees")
+    found = training_cases(dolls.params(rivals=rival), "trees")
     assert {source: len(cases) for source, cases in found.items()} == {"base corpus v5": 300, "d1": 30}
     assert {case.key.edition for case in found["base corpus v5"]} == {"v5"}
     read = list(corpus(get_task("esi"), dolls.params().bases["esi"].embedded))

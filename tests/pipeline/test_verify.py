@@ -198,7 +198,7 @@ def test_the_base_is_rebuilt_under_its_own_address(project: Path, monkeypatch, c
     (project / "stray.txt").unlink()
     out, err = capfd.readouterr()
     assert code == 0
-    assert "1 uncommitted files are not looked at" in err
+    assert "1 uncommitted files are ignored" in err
     report = json.loads(out)
     assert {row["stage"] for row in report["files"]} == {"base@esi"}
     assert "data/adapters/esi-base/constant.txt" in {row["file"] for row in report["files"]}

@@ -229,7 +229,7 @@ def test_a_run_opens_on_reward_and_headline_and_has_the_rest_below_it(shown):
 def test_what_was_registered_with_all_metrics_in_one_run_stays_so(project, monkeypatch):
     """As versions were registered before most metrics moved below: nothing moves, and what models lacked is added."""
     with monkeypatch.context() as before:
-        before.setattr(log_run, "stands_in", lambda *_: True)
+        before.setattr(log_run, "belongs_in", lambda *_: True)
         before.setattr(log_run, "_log_model", lambda *_: None)
         first = register(project, "v1")
     held = run_of(first).data.metrics

@@ -372,8 +372,8 @@ def test_an_import_is_training_data_and_an_exam_like_any(project):
 
 
 def test_a_missing_proof_names_the_stage_of_an_import(project):
-    from clinrl.data.reward_audit import proven
+    from clinrl.data.reward_audit import validated_identity
 
     dataset.stage(project, "mietic-36")
     with pytest.raises(ArtefactError, match="dvc repro validate-import@mietic-36"):
-        proven("mietic-36", TASK)
+        validated_identity("mietic-36", TASK)

@@ -95,7 +95,7 @@ def test_a_folder_by_whose_name_another_file_would_be_opened_is_refused(tmp_path
 @pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "file:///tmp/mlruns"])
 def test_a_folder_of_files_is_no_store(monkeypatch, uri):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with pytest.raises(RegistryError, match="a folder, where MLflow keeps no names any more; set it to a server"):
+    with pytest.raises(RegistryError, match="a folder, in which MLflow no longer keeps a registry; set it to a server"):
         store()
 
 

@@ -27,7 +27,7 @@ from clinrl import paths
 from clinrl.errors import TrainingError
 from clinrl.models import pretrain
 from clinrl.training import callback, launch, loss, scores
-from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, going_on, largest_gap
+from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, continued_rows, largest_gap
 from clinrl.types import Manifest
 
 FAMILIES = ("qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2")))
@@ -522,11 +522,11 @@ def test_episodes_go_on_from_their_turn_before_and_a_step_from_none(monkeypatch)
 
 def test_rows_go_on_in_the_order_of_the_turn_before():
     before = [(0, [1, 2]), (1, [1, 3]), (2, [1, 4])]
-    assert going_on(before, [[1, 2, 9], [1, 4, 9]]) == [before[0], before[2]]
-    assert going_on(before, []) == []
+    assert continued_rows(before, [[1, 2, 9], [1, 4, 9]]) == [before[0], before[2]]
+    assert continued_rows(before, []) == []
     for prompts in ([[1, 5, 9]], [[1, 4, 9], [1, 2, 9]], [[1, 2, 9], [1, 2, 9]]):
-        with pytest.raises(TrainingError, match="does not go on from the one before"):
-            going_on(before, prompts)
+        with pytest.raises(TrainingError, match="does not continue the one before"):
+            continued_rows(before, prompts)
 
 
 def test_a_turn_has_the_room_that_the_longest_left_episode_has():

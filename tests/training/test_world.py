@@ -28,7 +28,7 @@ from clinrl.models import bases, opening
 from clinrl.models.decoding import numbered
 from clinrl.runtime.worker_process import WORKER
 from clinrl.training import launch, worker, world
-from clinrl.training.loss import going_on
+from clinrl.training.loss import continued_rows
 from clinrl.training.world import ALONE, World
 from processes import eventually
 
@@ -149,10 +149,10 @@ def test_a_draw_follows_from_its_seed_step_turn_and_row_alone() -> None:
 
 def test_a_turn_goes_on_from_the_row_that_it_continues() -> None:
     before = [(4, [1, 2, 3]), (5, [1, 2, 3]), (6, [1, 4]), (7, [1, 2])]
-    assert [row for row, _ in going_on(before, [[1, 2, 3, 9], [1, 2, 3, 9], [1, 2, 8]])] == [4, 5, 7]
-    assert [row for row, _ in going_on(before, [[1, 4, 0, 0]])] == [6]
-    with pytest.raises(TrainingError, match="does not go on from the one before"):
-        going_on(before, [[1, 4, 0], [1, 4, 0]])
+    assert [row for row, _ in continued_rows(before, [[1, 2, 3, 9], [1, 2, 3, 9], [1, 2, 8]])] == [4, 5, 7]
+    assert [row for row, _ in continued_rows(before, [[1, 4, 0, 0]])] == [6]
+    with pytest.raises(TrainingError, match="does not continue the one before"):
+        continued_rows(before, [[1, 4, 0], [1, 4, 0]])
 
 
 def test_one_process_gathers_what_it_has() -> None:

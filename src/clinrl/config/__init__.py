@@ -1,1 +1,1 @@
-"""params.yaml and the files of params/: how they are read, what blocks consist of and how they refer to each other."""
+"""params.yaml and the files of params/: reading them, the schemas of their blocks, and checks of cross-references."""

@@ -1,4 +1,4 @@
-"""What all mappings of params.yaml have in common: how they are read, and the sentence that says what is wrong."""
+"""The base class and the types of all mappings of params.yaml, and their errors as sentences."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,52 +14,53 @@ Scale = Literal["embedded", "full"]
 """embedded: small models that this project builds itself, on a CPU. full: hub checkpoints, on a GPU."""
 
 NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
-"""Names become folders and DVC addresses, hence so strict."""
+"""The pattern of names. It is strict, since names become folders and DVC addresses."""
 RESERVED = (
     "candidate", "champion", "comparisons", "data", "drafts", "exams", "external", "mine", "previous", "probe",
     "protocol",
 )  # fmt: skip
 """Folders of data/reports that are not about one version."""
 RESERVED_MODES = ("alarms", "summary")
-"""Files of a version's reports beside those of its modes."""
+"""Files of a version's reports that are not about one mode."""
 
 _PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
-"""No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""
+"""The pattern of paths: no scheme, so that DVC fetches nothing, and no character with a meaning in a shell or in DVC's
+templates."""
 METHODS = ("grpo", "rejection", "sft")
-"""How a recipe trains."""
+"""The training methods of recipes."""
 MAX_TEXT = 80
-"""Characters of a text that stands in a table."""
+"""The most characters of a text that is shown in a table."""
 
 T = TypeVar("T")
 
 
 def check_known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
-    """Refuse a value that is not allowed, with the nearest one that is. Raises ParamsError."""
+    """Raise ParamsError for a value that is not allowed; the message names the nearest allowed one."""
     if value not in allowed:
         raise ParamsError(f"{at}: {format_value(value)} is not {noun}; {did_you_mean(value, allowed)}")
 
 
 def check_all(at: str, values: Iterable[object], allowed: Collection[object], noun: str) -> None:
-    """Refuse the first of many values that is not allowed."""
+    """Raise ParamsError for the first of many values that is not allowed."""
     for value in values:
         check_known(at, value, allowed, noun)
 
 
 def refusal(sentence: str, key: object = None) -> PydanticCustomError:
-    """A refusal of a section (or of one key in it) that is already a sentence."""
+    """An error about a section, or about one key in it, whose text is already a sentence."""
     return PydanticCustomError("sentence", "{sentence}", {"sentence": sentence, "key": "" if key is None else str(key)})
 
 
 def unless(default: object) -> Callable[[Any], bool]:
-    """For `exclude_if` of a field: leave it out of what is recorded where it has its default.
+    """A function for `exclude_if` of a field, which leaves the field out of records if it has its default.
 
-    An option that came later thus changes no record that is older than itself.
+    A new option thus does not change records that are older than it.
     """
     return lambda value: bool(value == default)
 
 
 def check_keys(section: Mapping[Any, Any], meanings: Mapping[str, str], optional: Collection[str] = ()) -> None:
-    """Refuse a key without a meaning, with the nearest one that has; then a missing key, with its meaning."""
+    """Refuse an unknown key, naming the nearest known one, and then a missing key, naming its meaning."""
     for key in section:
         if key not in meanings:
             raise refusal(f"is not a key here; {did_you_mean(key, meanings)}", key)
@@ -92,7 +93,7 @@ def _scales(section: Any) -> Any:
 
 
 def is_name(value: str) -> bool:
-    """Whether a text can be the name of something: of its folder, of its stage, and on a command line."""
+    """Whether a text can be a name, and so part of a path, of a DVC stage and of a command line."""
     return NAME.fullmatch(value) is not None
 
 
@@ -127,7 +128,7 @@ def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
 
 def _person(value: str) -> str:
     if len(value) < 2 or value == OURS:
-        raise refusal(f"is no name; somebody who signs is listed under 2 characters or more, and not as {OURS!r}")
+        raise refusal(f"is no name; the name of a signer has 2 characters or more, and is not {OURS!r}")
     return value
 
 
@@ -167,7 +168,7 @@ LearningRate = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _path(parts: Iterable[object]) -> str:
-    """The key path of an error, without what pydantic adds: a profile's method, and the mark of a key."""
+    """The key path of an error, without pydantic's additions: a profile's method, and the mark of a key."""
     texts = [str(part) for part in parts if part not in ("", "[key]")]
     # A key may be any text.
     kept = [text if text.isprintable() and len(text) <= MAX_TEXT else format_value(text) for text in texts]
@@ -177,7 +178,7 @@ def _path(parts: Iterable[object]) -> str:
 
 
 def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """What is wrong first, as one sentence. An unknown key goes before the rest, because it often explains the rest."""
+    """The first error as one sentence. Unknown keys precede other errors, since they often explain those."""
     details: list[ErrorDetails] = error.errors(include_url=False)
     first = min(details, key=lambda detail: detail["type"] not in ("sentence", "extra_forbidden"))
     loc = (prefix, *first["loc"])
@@ -206,7 +207,7 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
 
 
 def _fields(model: type[BaseModel], loc: Iterable[object]) -> Collection[str]:
-    """The fields of the model at a place of another; models are nested directly."""
+    """The fields of the model nested at a place of another one."""
     for part in loc:
         model = cast("type[BaseModel]", model.model_fields[str(part)].annotation)
     return model.model_fields

@@ -1,4 +1,4 @@
-"""The blocks of params.yaml about bases: the model that a lineage starts from, and those that judge its answers."""
+"""The blocks of params.yaml about bases and judges: models that start a lineage, and models that judge its answers."""
 
 import re
 from pathlib import Path
@@ -98,14 +98,14 @@ class HubModel(Section):
 
 
 class HubJudge(HubModel):
-    """A checkpoint that judges."""
+    """A checkpoint that serves as a judge."""
 
     quantize: Literal["nf4", "none"]
     """nf4: weights held in 4 bits (QLoRA, where they are trained). none: bfloat16."""
 
 
 class HubBase(HubJudge):
-    """A checkpoint that starts a lineage, and those that the task's reward or measures ask."""
+    """A checkpoint that starts a lineage, and the judges for the task's reward or measures."""
 
     lora: Lora | None = Field(default=None, exclude_if=unless(None))
     """Shape of every adapter above it, since a lineage has one; null: that of the recipe."""
@@ -126,7 +126,7 @@ class HubBase(HubJudge):
 
 
 class BaseSpec(Section):
-    """Where a task's lineage starts."""
+    """The base from which the versions of a task start, at each scale."""
 
     exam: str
     """The exam data set that the base takes."""

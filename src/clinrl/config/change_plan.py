@@ -2,7 +2,7 @@
 
 After the predetermined change control plan of the FDA (guidance for AI-enabled device software functions, December
 2024): a description of modifications (`changes`), a modification protocol (`protocol`, with the `budget` of its tests)
-and an impact assessment (`impact`). What a plan does not name is not changed without a person who changes the plan.
+and an impact assessment (`impact`). Anything that a plan does not name stays as it is until a person changes the plan.
 """
 
 from collections.abc import Iterator, Mapping
@@ -97,7 +97,7 @@ class Budget(Section):
 
 
 class ChangePlan(Section):
-    """What may be released of a task without a person who changes this plan."""
+    """The changes to a task's versions that may be released without a change of this plan."""
 
     changes: Changes
     """What may change."""
@@ -110,7 +110,7 @@ class ChangePlan(Section):
 
 
 def check(params: "Params", task: str) -> None:
-    """Refuse a plan about what is not there. Raises ParamsError naming the key."""
+    """Raise ParamsError for a plan with an unknown version, data set, recipe, field or metric, naming the key."""
     at, plan = f"plans.{task}", params.plans[task]
     check_known("plans", task, params.gates, "a task with a gate")
     changes, protocol = plan.changes, plan.protocol
@@ -130,7 +130,7 @@ def check(params: "Params", task: str) -> None:
 
 
 def outside(params: "Params", version: str, cases: int) -> str | None:
-    """The field in which a version is outside its task's plan, as a sentence; None if it is inside, or has no plan.
+    """The field in which a version is outside its task's plan, as a sentence; None if it is inside, or without a plan.
 
     `cases` is the number of its training cases.
     """
@@ -151,9 +151,9 @@ def _outside(params: "Params", version: str, changes: Changes, cases: int) -> st
         return f"versions.{version}.exam is {spec.exam!r}, and releases are decided on {changes.exam}"
     if cases > changes.most_cases:
         return f"versions.{version}.data is {spec.data!r} with {cases} cases, and most_cases is {changes.most_cases}"
-    mine = _recipe(params, spec.task, spec.profile)
+    own = _recipe(params, spec.task, spec.profile)
     beyond = [
-        _differences(f"profiles.{spec.profile}", mine, recipe, _recipe(params, spec.task, recipe), changes.fields)
+        _differences(f"profiles.{spec.profile}", own, recipe, _recipe(params, spec.task, recipe), changes.fields)
         for recipe in changes.recipes
     ]
     nearest = min(beyond, key=len)
@@ -161,29 +161,30 @@ def _outside(params: "Params", version: str, changes: Changes, cases: int) -> st
 
 
 def _differences(
-    at: str, mine: Mapping[str, Any], recipe: str, planned: Mapping[str, Any], fields: Mapping[str, Allowed]
+    at: str, own: Mapping[str, Any], recipe: str, planned: Mapping[str, Any], fields: Mapping[str, Allowed]
 ) -> list[str]:
-    """What my recipe has other than one of the plan, and the plan does not allow: a sentence a field."""
+    """The differences of a version's recipe, `own`, from a recipe of the plan that the plan does not allow: a sentence
+    for each field."""
     found = []
-    for path in dict.fromkeys([*mine, *planned]):
-        if (path in mine) == (path in planned) and mine[path] == planned[path]:
+    for path in dict.fromkeys([*own, *planned]):
+        if (path in own) == (path in planned) and own[path] == planned[path]:
             continue
         allowed = next((fields[key] for key in fields if path == key or path.startswith(f"{key}.")), None)
-        value = format_value(mine.get(path))
+        value = format_value(own.get(path))
         if allowed is None:
             other = format_value(planned.get(path))
             found.append(f"{at}.{path} is {value}, not {other} as in {recipe}, and is none of the plan's fields")
-        elif path in mine and not allowed.holds(mine[path]):
+        elif path in own and not allowed.holds(own[path]):
             found.append(f"{at}.{path} is {value}, and must be {allowed}")
     return found
 
 
 def _recipe(params: "Params", task: str, profile: str) -> dict[str, Any]:
-    """Every field of a recipe with its path, the defaults of its reward included."""
-    held = full.recipe(params, profile)
-    fields = held.model_dump(mode="json")
-    if isinstance(held, GrpoProfile):
-        fields["reward"] = get_task(task).Reward.model_validate(held.reward).model_dump(mode="json")
+    """The values of a recipe by path, including the defaults of its reward."""
+    recipe = full.recipe(params, profile)
+    fields = recipe.model_dump(mode="json")
+    if isinstance(recipe, GrpoProfile):
+        fields["reward"] = get_task(task).Reward.model_validate(recipe.reward).model_dump(mode="json")
     return dict(_leaves(fields))
 
 
@@ -192,5 +193,5 @@ def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         yield at, value
         return
-    for key, held in value.items():
-        yield from _leaves(held, f"{at}.{key}" if at else str(key))
+    for key, part in value.items():
+        yield from _leaves(part, f"{at}.{key}" if at else str(key))

@@ -1,4 +1,4 @@
-"""Recipes and their rivals compared over seeds: the blocks of params.yaml, and what they must be to be compared."""
+"""The blocks of params.yaml for comparisons of recipes and rivals over seeds, and their checks."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Rival(Section):
-    """A classifier on all that a lineage has seen: LightGBM on words, pairs of words and the numbers of a case."""
+    """A classifier with all labels of a lineage: LightGBM on words, pairs of words and the numbers of a case."""
 
     task: str
     """The task, one of a single turn."""
@@ -26,7 +26,7 @@ class Rival(Section):
 
 
 BASE = "base"
-"""The row of the untrained base in a comparison; as another input variant it is `base, <variant>`."""
+"""The row of the untrained base in a comparison; under an input variant it is `base, <variant>`."""
 
 
 class Pair(Section):
@@ -47,7 +47,7 @@ class Pair(Section):
 
 
 class Primary(Section):
-    """What a comparison is run for, and what is expected of it: `clinrl preregister` writes it down before the runs."""
+    """The primary test of a comparison, and its assumptions. `clinrl preregister` writes them down before the runs."""
 
     measure: str
     """A share among the metrics of the task."""
@@ -96,12 +96,12 @@ class Partition(Section):
 
     @property
     def rows(self) -> tuple[str, str, str, str]:
-        """All four, in this order."""
+        """The four rows: parent, random, majority, labels."""
         return self.parent, self.random, self.majority, self.labels
 
 
 class Comparison(Section):
-    """Recipes compared over seeds on one exam."""
+    """A comparison of recipes over seeds on one exam."""
 
     task: str
     """The task of all versions."""
@@ -128,12 +128,12 @@ class Comparison(Section):
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """All versions, each once."""
+        """The versions of all arms, each once."""
         return tuple(dict.fromkeys(version for versions in self.arms.values() for version in versions))
 
     @property
     def primary_rows(self) -> dict[str, tuple[str, ...]]:
-        """The versions of the two rows of `primary`, first and second; of the base, none."""
+        """The versions of the two rows of `primary`, the first row first; the base has none."""
         names = (self.primary.first, self.primary.second) if self.primary else ()
         return {row: self.arms.get(row, ()) for row in names}
 
@@ -150,7 +150,7 @@ class Comparison(Section):
 
 
 def check_comparisons(params: "Params") -> None:
-    """Refuse rivals and comparisons of what is not in `params`. Raises ParamsError."""
+    """Raise ParamsError for rivals and comparisons with names that are not in `params`, or that do not fit."""
     for name, rival in params.rivals.items():
         _check_rival(params, f"rivals.{name}", name, rival)
     for name, comparison in params.comparisons.items():
@@ -158,7 +158,7 @@ def check_comparisons(params: "Params") -> None:
 
 
 def _check_rival(params: "Params", at: str, name: str, rival: Rival) -> None:
-    """Refuse a name in use, a task of several turns, another exam, and data that is not drawn for training."""
+    """Refuse a name in use, a task of several turns, an exam other than the base's, and data not drawn for training."""
     if name in (*params.versions, *params.merges.all, *params.roots, *RESERVED):
         raise ParamsError(f"{at} is a name in use; a rival needs one of its own")
     single = [task for task in params.bases if get_task(task).episodes is None]
@@ -169,7 +169,7 @@ def _check_rival(params: "Params", at: str, name: str, rival: Rival) -> None:
 
 
 def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None:
-    """Refuse rows that are no recipes of one task and exam, and tests and columns of what is not there."""
+    """Refuse rows that are not recipes of one task and exam, and unknown rows and metrics in tests and columns."""
     check_known(f"{at}.task", comparison.task, params.bases, "a task with a base")
     task, exam = get_task(comparison.task), params.bases[comparison.task].exam
     check_all(f"{at}.columns", comparison.columns, task.metrics, f"a metric of {task.name}")
@@ -208,7 +208,7 @@ def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None
 
 
 def check_design_effect(at: str, primary: Primary, of: str) -> None:
-    """Raise ParamsError if it is missing, for cases that come in clusters."""
+    """Raise ParamsError if the design effect, which clustered cases need, is missing."""
     if primary.design_effect is None:
         raise ParamsError(
             f"{at}.design_effect is missing, but cases of {of} come in clusters; say how many of them count "
@@ -217,7 +217,7 @@ def check_design_effect(at: str, primary: Primary, of: str) -> None:
 
 
 def _check_primary(params: "Params", at: str, comparison: Comparison, primary: Primary) -> None:
-    """Refuse a measure that is no share, rows and modes that are not there, and assumptions that are missing."""
+    """Refuse a measure that is no share, unknown rows and modes, and missing assumptions."""
     task = get_task(comparison.task)
     shares = [name for name, metric in task.metrics.items() if isinstance(metric, parts.Share)]
     check_known(f"{at}.measure", primary.measure, shares, f"a share among the metrics of {task.name}")

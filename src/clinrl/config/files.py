@@ -1,6 +1,7 @@
-"""params.yaml and the files of params/ beside it, read as one mapping.
+"""Reads params.yaml and the files of params/ beside it as one mapping.
 
-People write params.yaml and one file a task; commands write the whole of params/drafts.yaml. DVC merges the same files.
+People write params.yaml and one file per task. Commands write params/drafts.yaml, always the whole file. DVC merges the
+same files.
 """
 
 import re
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 FOLDER = "params"
 DRAFTS = "drafts"
-"""The file of params/ that commands write, and that a branch of a scheduled retraining brings."""
+"""The file of params/ that commands write, and that the branch of a scheduled retraining changes."""
 DRAFTED = ("datasets", "mining", "profiles", "versions")
-"""The sections that it may have: none that says who approves, what a gate asks, or when something runs."""
+"""The only sections in it: none of them sets approvers, limits of a gate, or schedules."""
 NESTED = ("merges", "protocols")
 """Sections that consist of sections."""
 HEADER = (
@@ -30,28 +31,28 @@ HEADER = (
 )
 
 Contents = Mapping[Path, Any]
-"""What each file holds, in the order in which they are merged."""
+"""The content of each file, in the order in which they are merged."""
 Places = Mapping[str, Path]
-"""Key path of a section, or of an entry of one, to the file in which it stands."""
+"""The file of each section and of each entry, by key path."""
 
 
 def files_with(path: Path) -> list[Path]:
     """params.yaml and the files beside it; drafts come last."""
-    # Hidden ones are an editor's or a system's.
+    # Hidden files belong to an editor or to the system.
     beside = (file for file in (path.parent / FOLDER).glob("*.yaml") if not file.name.startswith("."))
     return [path, *sorted(beside, key=lambda file: (file.stem == DRAFTS, file.name))]
 
 
 def read_files(path: Path) -> dict[Path, Any]:
-    """The content of params.yaml and of the files beside it. Raises ParamsError as `read_yaml`."""
+    """The content of params.yaml and of the files beside it. Raises ParamsError for the same reasons as `read_yaml`."""
     return {file: read_yaml(file) for file in files_with(path)}
 
 
 def merge_files(contents: Contents) -> tuple[dict[str, Any], dict[str, Path]]:
-    """All files as one mapping, and where its parts stand. Sections merge, entries do not.
+    """All files as one mapping, and the file of each part. Sections are merged, entries are not.
 
-    Raises ParamsError for a file that holds no mapping, naming both files for a key that stands in two, and for a
-    section of drafts that no command writes: nobody has reviewed that file when a retraining reads it.
+    Raises ParamsError for a file that is no mapping, for a key in two files (naming both), and for a section in
+    drafts.yaml that no command writes, since a retraining reads that file before anybody has reviewed it.
     """
     whole: dict[str, Any] = {}
     places: dict[str, Path] = {}
@@ -80,13 +81,13 @@ def _put(into: dict[str, Any], content: Mapping[str, Any], at: tuple[str, ...], 
 
 
 def place_of(text: str, places: Places, default: Path) -> Path:
-    """The file that holds what a sentence is about, by the key path with which it begins."""
+    """The file that an error is about, found by the key path at the beginning of its text."""
     about = [key for key in places if text.startswith(key) and not re.match(r"[\w-]", text[len(key) :])]
     return places[max(about, key=len)] if about else default
 
 
 def check_places(params: "Params", places: Places) -> None:
-    """Refuse a block of params/ that stands in another file than the one in which dvc.yaml looks for it."""
+    """Raise ParamsError for a block of params/ that is not in the file in which dvc.yaml looks for it."""
     blocks: dict[str, VersionSpec | DatasetSpec] = {f"versions.{name}": v for name, v in params.versions.items()}
     blocks |= {f"datasets.{name}": dataset for name, dataset in params.datasets.items()}
     for at, block in blocks.items():
@@ -104,5 +105,5 @@ def check_places(params: "Params", places: Places) -> None:
 
 
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that commands write: the content in the manner of YAML, below a line for people."""
+    """Write a whole file of parameters as YAML, below a comment that a command writes it."""
     write_text(path, HEADER + dump_yaml(content))

@@ -1,7 +1,7 @@
-"""What a hub checkpoint decides of the recipes that are trained above it.
+"""Trainer settings that a hub checkpoint sets for the recipes that are trained on it.
 
-A publication states its numbers for one checkpoint, so they stand in the block of that checkpoint, below `bases`, and
-the recipes stay as the embedded versions used them. DVC tracks that block at the full scale alone.
+A publication states its settings for one checkpoint. So they are in the block of that checkpoint, below `bases`, and
+recipes need no change for them. DVC tracks that block only at the full scale.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(params: "Params") -> None:
-    """Refuse settings of a recipe that is not there or is another task's, or that do not fit it. Raises ParamsError."""
+    """Raise ParamsError for settings of a recipe that is missing or another task's, or that do not fit the recipe."""
     for task, base in params.bases.items():
         at = f"bases.{task}.full.recipes"
         others = {spec.profile for spec in params.versions.values() if spec.task != task}
@@ -27,7 +27,7 @@ def check(params: "Params") -> None:
 
 
 def recipe(params: "Params", name: str) -> Any:
-    """A recipe, with what the checkpoint's block says instead of its trainer at full.
+    """A recipe by name. Settings in the checkpoint's block replace those of its trainer at the full scale.
 
     Raises ParamsError for a setting that the trainer does not have, or that does not fit.
     """

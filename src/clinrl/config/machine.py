@@ -1,8 +1,7 @@
-"""machine.yaml: how much is computed at once, and by how many processes. It lies beside params.yaml, outside git, and
-may be absent.
+"""machine.yaml: how much is computed at once, by how many processes, and by which sampler.
 
-No key enters a digest or a DVC parameter, so what is set here keeps checkpoints and makes nothing stale. Who sampled is
-recorded all the same, where it was another than usual, since that changes answers.
+The file is optional, beside params.yaml and outside git. No key enters a digest or a DVC parameter, so a change of it
+keeps checkpoints and makes nothing stale. Only the sampler is recorded, since it changes answers.
 """
 
 from contextlib import suppress
@@ -22,7 +21,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Vllm(Section):
-    """The vLLM server that samples where `sampler` says so: how `clinrl engine` starts it, and how it is asked."""
+    """The vLLM server that samples if `sampler` is vllm: how `clinrl engine` starts it, and how requests are sent."""
 
     url: str | None = None
     """Address of a server that was started elsewhere: http on this machine, or https; null: that of `clinrl engine`."""
@@ -49,7 +48,7 @@ class Vllm(Section):
 
 
 class Machine(Section):
-    """What fits this machine. All but `gpu` holds at the full scale alone: embedded bytes follow from params.yaml."""
+    """The settings of this machine. All but `gpu` apply only at the full scale: embedded bytes depend on params."""
 
     micro_batch: Count | None = None
     """Most rows of a training step that are computed at once; null: the recipe's micro_batch. A step takes the largest
@@ -86,11 +85,11 @@ class Machine(Section):
 
     @property
     def world(self) -> int:
-        """Processes of a training, on all nodes."""
+        """The number of processes of a training on all nodes together."""
         return self.processes * self.nodes
 
     def rows_at_once(self, trainer: dict[str, Any], sequences: int, scale: Scale) -> int | None:
-        """Rows of a training step of `sequences` that a process computes at once; None: all of its share.
+        """The rows that a process computes at once in a training step of `sequences` rows; None: all of its share.
 
         Raises ParamsError if the processes cannot share the step evenly.
         """
@@ -115,8 +114,8 @@ class Machine(Section):
 
 
 def read_machine(path: Path = Path(FILE)) -> Machine:
-    """The record of machine.yaml; that of defaults if there is none. Raises ParamsError as `load_params`."""
-    from clinrl.config.plain_yaml import read_yaml  # a registered model, which asks what to set, has no YAML library
+    """The settings in machine.yaml, or the defaults without that file. Raises ParamsError if one does not fit."""
+    from clinrl.config.plain_yaml import read_yaml  # here, since a registered model imports this without a YAML library
 
     content = read_yaml(path) if path.exists() else None
     try:
@@ -126,5 +125,5 @@ def read_machine(path: Path = Path(FILE)) -> Machine:
 
 
 def sequences_of(trainer: dict[str, Any]) -> int:
-    """Rows of one optimiser step of a resolved trainer."""
+    """The number of rows in an optimiser step of a resolved trainer."""
     return int(trainer["batch"] if "batch" in trainer else trainer["prompts"] * trainer["group"])

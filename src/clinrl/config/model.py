@@ -1,4 +1,4 @@
-"""A model by its name, resolved once: a version, a merge, or the base of a task."""
+"""Resolves the name of a model: a version, a merge, or the base of a task."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 MERGED = "-merged"
-"""Full models are registered apart from a task's adapters, under the task's name and this."""
+"""Suffix of the registered model with a task's full models, which are registered apart from its adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model to train, evaluate or register: its weights, its exam and the model it is compared with.
+    """A model to train, evaluate or register: its weights, its exam and its parent, with which it is compared.
 
     A base has no parent and no training data. A merge has no training data; its parent is the first of its parts.
     """
@@ -48,12 +48,12 @@ class Model:
     """What its training was paid in place of the task's score; empty: that score."""
 
     def sees(self, case: Case) -> Case:
-        """The case as the model is shown it."""
+        """The case in the model's input variant."""
         return as_variant(self.task, case, self.variant)
 
 
 def resolve(params: "Params", name: str) -> Model:
-    """The model of a name. Raises ParamsError for one that params.yaml does not have."""
+    """The model with a name. Raises ParamsError for a name that params.yaml does not have."""
     if name in params.roots:
         task = get_task(params.roots[name])
         return Model(

@@ -1,7 +1,7 @@
-"""params.yaml and the files of params/, parsed once: every value, name and cross-reference is checked on loading.
+"""Loads params.yaml and the files of params/, and checks every value, name and cross-reference.
 
-A `Params` object is therefore always sound, and a stage looks up what it names without a further check. A refusal
-names the key, the value and what is allowed.
+A `Params` object is therefore always valid, and stages look up names in it without further checks. An error names the
+key, the value and the allowed values.
 """
 
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from clinrl.tasks.base import GIVEN, get_task, task_names
 
 
 class Params(Section):
-    """The whole of params.yaml and of the files beside it."""
+    """All parameters, from params.yaml and the files of params/."""
 
     scale: Scale
     """embedded or full: which block of bases, budgets and trainers is active."""
@@ -122,7 +122,7 @@ class Params(Section):
         return self
 
     def _check_protocol(self, name: str) -> None:
-        """Refuse a protocol of a task that has none, of another exam, or beside one that cannot be compared."""
+        """Refuse a protocol for a task without one, for another exam, or not comparable with that of `against`."""
         protocols = self.protocols
         spec = protocols.all[name]
         at = f"protocols.{'versions' if name in protocols.versions else 'bases'}.{name}"
@@ -153,7 +153,7 @@ class Params(Section):
                     )
 
     def _check_merge(self, name: str, merge: schema.Fold | schema.Blend) -> None:
-        """Refuse a merge that is called like a version, or whose versions are not of its task and exam."""
+        """Refuse a merge whose name is in use, or whose versions are not of its task and exam."""
         at = f"merges.{'folds' if name in self.merges.folds else 'blends'}.{name}"
         if name in self.versions or name.endswith("-base") or name in RESERVED:
             raise ParamsError(f"{at} is a name in use; a merge needs one of its own")
@@ -211,7 +211,7 @@ class Params(Section):
             check_known(f"{at}.profile", version.profile, own, "a profile")
 
     def _check_use(self, at: str, dataset: str, use: str, task: str) -> None:
-        """Refuse a data set of another task or another pool: an exam is never training data."""
+        """Refuse a data set of another task or pool, so that an exam is never training data."""
         fitting = [name for name, spec in self.all_data.items() if (spec.use, spec.task) == (use, task)]
         spec = self.all_data.get(dataset)
         instead = f" but {spec.use} data of {spec.task}" if spec else ""
@@ -247,7 +247,7 @@ class Params(Section):
             )
 
     def _check_recipe(self, name: str, version: schema.VersionSpec) -> None:
-        """Refuse a profile that does not fit the task of a version that uses it."""
+        """Refuse a profile that does not fit the task of its version."""
         at, profile, task = f"profiles.{version.profile}", full.recipe(self, version.profile), get_task(version.task)
         for key, labels in (("repeat", profile.stream.repeat), ("cap", profile.stream.cap)):
             check_all(f"{at}.stream.{key}", labels, task.labels, f"a label of {task.name}")
@@ -299,7 +299,7 @@ class Params(Section):
 
     @property
     def roots(self) -> dict[str, str]:
-        """`<task>-base` to task."""
+        """The task of each base, by the base's name, `<task>-base`."""
         return {f"{task}-base": task for task in self.bases}
 
     def versions_of(self, task: str) -> list[str]:
@@ -307,7 +307,7 @@ class Params(Section):
         return [name for name, spec in self.versions.items() if spec.task == task]
 
     def newest_of(self, task: str) -> str:
-        """The last version of a task of which none was made. Raises IndexError for a task without versions."""
+        """The last version of a task that is no parent. Raises IndexError for a task without versions."""
         named = self.versions_of(task)
         parents = {self.versions[name].parent for name in named}
         return [name for name in named if name not in parents][-1]
@@ -334,7 +334,7 @@ class Params(Section):
         return self.bases[task].embedded if self.scale == "embedded" else self.bases[task].full
 
     def trainer(self, profile: str) -> SftTrainer | GrpoTrainer:
-        """The trainer of a profile at the active scale; that of rejection sampling is one of imitation, with more keys.
+        """The trainer of a profile at the active scale; for rejection sampling it is an `SftTrainer` with more keys.
 
         Raises ParamsError for an unknown profile."""
         check_known("params.yaml", profile, self.profiles, "a profile")
@@ -349,7 +349,7 @@ class Params(Section):
         return shape or self.profiles[spec.profile].lora
 
     def mode(self, name: str, task: str) -> schema.Mode:
-        """How a task is questioned in a mode at the active scale, but for the tokens that an answer may have. Raises
+        """The settings of a mode for a task at the active scale, except the budget of an answer (see `budget`). Raises
         ParamsError for an unknown mode."""
         check_known("params.yaml", name, self.modes, "a mode")
         if task not in self.bases:
@@ -361,8 +361,8 @@ class Params(Section):
         return self.modes[name].model_copy(update={key: value for key, value in own.items() if value is not None})
 
     def budget(self, mode: str, task: str) -> int:
-        """Tokens of an answer at the active scale: of the task's base, or else of the mode. Raises ParamsError for
-        an unknown mode."""
+        """The most tokens of an answer at the active scale, as set by the task's base or else by the mode. Raises
+        ParamsError for an unknown mode."""
         check_known("params.yaml", mode, self.modes, "a mode")
         base = self.bases.get(task)
         own = base and (base.embedded if self.scale == "embedded" else base.full).max_new_tokens
@@ -380,29 +380,29 @@ class Params(Section):
         return tuple(reversed(chain))
 
     def seeds_of(self, version: str) -> tuple[str, ...]:
-        """The most versions that a comparison has as seeds of one recipe, this one too; empty without a second."""
+        """The largest row of seeds of one recipe in a comparison that includes this version; empty if none has two."""
         rows = [row for comparison in self.comparisons.values() for row in comparison.arms.values()]
         return max((row for row in rows if version in row and len(row) > 1), key=len, default=())
 
     def allowed_harm(self, task: str) -> float | None:
-        """The share of cases in which the gate of a task lets a model do harm, at the active scale. None: no gate."""
+        """The share of harmful errors that the gate of a task allows at the active scale; None without a gate."""
         name, gate = get_task(task).safety.metric, self.gates.get(task)
         is_max = get_task(task).metrics[name].worse == "higher"
         bound = gate and (gate.limits[name].max if is_max else gate.limits[name].min)
         return None if not bound else bound[self.scale] if is_max else 1 - bound[self.scale]
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """The versions that a merge is made of; of a version, itself. Raises ParamsError for an unknown name."""
+        """The versions that a merge is made of, or a version itself. Raises ParamsError for an unknown name."""
         merges = self.merges.all
         check_known("params.yaml", name, [*self.versions, *merges], "a version or a merge")
         return tuple(merges[name].parts.values()) if name in merges else (name,)
 
     def model(self, name: str) -> Model:
-        """The version, merge or base of this name. Raises ParamsError for a name that is not here."""
+        """The version, merge or base with this name. Raises ParamsError for an unknown name."""
         return resolve(self, name)
 
     def reward(self, version: str) -> BaseModel:
-        """The task's Reward that a version trains on. Raises ParamsError for an unknown version, or one without."""
+        """The reward that a version trains on. Raises ParamsError for an unknown version, or one without a reward."""
         check_known("params.yaml", version, self.versions, "a version")
         spec = self.versions[version]
         profile, model = self.profiles[spec.profile], get_task(spec.task).Reward
@@ -415,7 +415,7 @@ class Params(Section):
 
 
 def _check_cron(at: str, cron: str) -> None:
-    if len(cron.split()) != 5:  # CronSim takes one of seconds too, Prefect nicknames such as @daily
+    if len(cron.split()) != 5:  # CronSim also takes a field of seconds, and Prefect @daily and such
         raise ParamsError(f"{at}.cron is {cron!r}; it needs five fields, as in '0 3 * * 1'")
     try:
         CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC))
@@ -431,13 +431,13 @@ def _check_turns(at: str, task: str, block: Any) -> None:
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read params.yaml and the files of params/ beside it as one mapping, and check it.
 
-    Raises ParamsError with one sentence about the first thing that is wrong, and the file in which it stands.
+    Raises ParamsError with one sentence about the first error and its file.
     """
     return parse(read_files(path))
 
 
 def parse(contents: Contents) -> Params:
-    """The same for files that were read already, the first of which is params.yaml. Raises ParamsError as above."""
+    """The parameters in files that were read already, params.yaml first. Raises ParamsError as `load_params` does."""
     whole, places = merge_files(contents)
     try:
         check_places(params := Params.model_validate(whole), places)

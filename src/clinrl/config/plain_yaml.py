@@ -1,7 +1,7 @@
-"""params.yaml as text that somebody else may have written: measured before anything is built of it.
+"""Reads YAML files that somebody else may have written, and checks their size before it builds any value.
 
-A few lines of YAML can ask for gigabytes, so the file's events are counted first, which builds nothing. DVC uses the
-same parser for its templates.
+A few lines of YAML can expand to gigabytes, so the parser's events are counted first, which builds nothing. DVC uses
+the same parser for its templates.
 """
 
 import re
@@ -17,7 +17,7 @@ from clinrl.errors import ParamsError, format_value
 MAX_KIB = 256
 MAX_DEPTH = 40
 MAX_VALUES = 15_000
-"""Keys and values, each alias counted as all that it stands for."""
+"""The most keys and values in a file, where each alias counts as everything it stands for."""
 MAX_TEXT = 2_000
 MAX_NUMBER = 50
 
@@ -25,14 +25,14 @@ HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Characters that do not show, end a line where none seems to end, or turn the direction of what follows."""
+"""Characters that are invisible, end a line invisibly, or reverse the direction of the following text."""
 _NUMBER = re.compile(r"[-+]?(?:0[xob][\da-fA-F_]+|[\d_.]+(?:[eE][-+]?\d+)?)")
 
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML 1.2 file within the limits. Raises ParamsError with line and column.
 
-    Repeated keys and anchors, tags, hidden characters and an alias within what it stands for are errors too.
+    Repeated keys or anchors, tags, hidden characters and an alias inside its own anchor are errors too.
     """
     text = _text(path)
     if found := HIDDEN.search(text):
@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> Any:
         raise ParamsError(f"{path}:{place} {' '.join(str(error.problem).split())[:200]}") from None
     except YAMLError as error:
         raise ParamsError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
-    except ValueError as error:  # a date or a number that has its shape and no value
+    except ValueError as error:  # such as a date that does not exist
         raise ParamsError(f"{path} is not YAML: {error}") from None
 
 
@@ -57,10 +57,10 @@ def _text(path: Path) -> str:
     named = str(path) if str(path).isprintable() and len(str(path)) <= 300 else format_value(str(path))
     try:
         with path.open("rb") as stream:
-            held = stream.read(MAX_KIB * 1024 + 1)
-        if len(held) > MAX_KIB * 1024:
+            content = stream.read(MAX_KIB * 1024 + 1)
+        if len(content) > MAX_KIB * 1024:
             raise ParamsError(f"{named} is larger than {MAX_KIB} KiB, the most that is read; take out what is old")
-        return held.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise ParamsError(f"{named} does not exist; start in the project's root, or name the file: --params") from None
     except IsADirectoryError:
@@ -74,7 +74,7 @@ def _text(path: Path) -> str:
 
 
 def _measure(text: str) -> None:
-    """Refuse what would grow too large, deep or long when it is built. Raises ParamsError without the path."""
+    """Refuse text whose values would be too many, too deep or too long. Raises ParamsError without the path."""
     values, sizes, within = 0, dict[str, int](), list[tuple[str | None, int]]()
     for event in YAML(typ="safe").parse(text):
         at = f"line {event.start_mark.line + 1}:" if event.start_mark else "at its end"
@@ -110,7 +110,7 @@ def _check_scalar(at: str, event: ScalarEvent) -> None:
         raise ParamsError(f"{at} has a text of {len(value):,} characters; the longest allowed has {MAX_TEXT:,}")
     if len(value) > MAX_NUMBER and event.implicit[0] and _NUMBER.fullmatch(value):
         raise ParamsError(f"{at} has a number of {len(value):,} characters; the longest allowed has {MAX_NUMBER}")
-    if found := HIDDEN.search(value):  # by an escape: the file itself was searched
+    if found := HIDDEN.search(value):  # written as an escape: the text itself was searched
         raise ParamsError(f"{at} {_hidden(found)}")
 
 

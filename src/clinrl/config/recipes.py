@@ -66,13 +66,13 @@ class Stream(Section):
 
 
 def lengths(phases: Sequence[Phase], steps: int) -> list[int]:
-    """The optimiser steps of each phase, of so many together. Whole ones, each within one of its share."""
+    """The optimiser steps of each phase, which sum to `steps`. Each differs by at most one from its exact share."""
     ends = [round(math.fsum(phase.share for phase in phases[: place + 1]) * steps) for place in range(len(phases))]
     return [end - start for start, end in pairwise([0, *ends])]
 
 
 class Trainer(Section):
-    """What all trainers have in common."""
+    """The settings that all trainers have."""
 
     lr: LearningRate
     """Peak learning rate, above 0 and below 1."""
@@ -143,7 +143,7 @@ class HeldOut(Section):
 
 
 class RejectionTrainer(SftTrainer):
-    """Rejection sampling at one scale: prompts x group completions of the parent, then imitation of those kept."""
+    """Rejection sampling at one scale: prompts x group completions of the parent, then imitation of the kept ones."""
 
     prompts: Count
     """Prompts of the stream that are sampled before the first step, in all."""
@@ -193,7 +193,7 @@ class GrpoTrainer(Trainer):
     def _fits(self) -> "GrpoTrainer":
         if self.vllm:
             raise refusal(
-                "is true, but machine.yaml says who samples; leave it out, and set sampler to vllm there", "vllm"
+                "is true, but machine.yaml sets the sampler; leave it out, and set sampler to vllm there", "vllm"
             )
         if self.turn_tokens is not None and self.turn_tokens > self.max_completion:
             raise refusal(
@@ -204,7 +204,7 @@ class GrpoTrainer(Trainer):
 
 
 class Profile(Section):
-    """What all recipes have in common."""
+    """The settings that all recipes have."""
 
     modes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Modes of the training rows. They take turns row by row, in GRPO on episodes step by step; a mode that is listed
@@ -276,11 +276,11 @@ class GrpoProfile(Profile):
 
 
 HANDLING = {"checkpoint_every", "on_alarm"}
-"""Settings of a trainer that change how a run is handled and nothing in what it makes."""
+"""Trainer settings that change how a run is handled, but not the adapter."""
 
 
 def recipe_of(profile: Profile, lora: Lora, trainer: Trainer) -> list[dict[str, Any]]:
-    """What a recipe says of an adapter of this shape, as JSON; how a run is handled on the way is not part of it."""
+    """The settings of a recipe that determine an adapter, as JSON, without those in `HANDLING`."""
     return [
         profile.model_dump(mode="json", exclude={"trainer"}) | {"lora": lora.model_dump(mode="json")},
         trainer.model_dump(mode="json", exclude=HANDLING),

@@ -1,4 +1,4 @@
-"""`clinrl params`: what a name of params.yaml really uses, gathered from all its blocks."""
+"""`clinrl params`: prints the parameters of a model, gathered from all blocks that it uses."""
 
 import json
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ from clinrl.signing.keys import Key
 def stage(params: Params, name: str | None = None, *, resolved: bool = False, as_json: bool = False) -> None:
     """Print the parameters of a version, a merge or `<task>-base`, or all of them, as YAML or JSON.
 
-    `resolved` fills in every default and, of a name, keeps the active scale alone. Raises ParamsError for an
-    unknown name.
+    `resolved` fills in every default and, for a name, keeps only the active scale. Raises ParamsError for an unknown
+    name.
     """
     content = plain(params, defaults=resolved) if name is None else uses(params, name, resolved=resolved)
     print(json.dumps(content, indent=2, ensure_ascii=False) if as_json else dump_yaml(content).rstrip("\n"))
 
 
 def uses(params: Params, name: str, *, resolved: bool) -> dict[str, Any]:
-    """What a version, a merge or a base is made of and examined with, each block under the name of its use."""
+    """The parameters that build and evaluate a version, a merge or a base, by their use."""
     built: dict[str, VersionSpec | Merge] = {**params.versions, **params.merges.all}
     check_known("params.yaml", name, [*built, *params.roots], "a version, a merge or a base")
     made = built.get(name)
@@ -62,14 +62,14 @@ def uses(params: Params, name: str, *, resolved: bool) -> dict[str, Any]:
 
 
 def plain(value: Any, *, defaults: bool) -> Any:
-    """A block as JSON and YAML know it: with every default, or with nothing but what the files say."""
+    """A block as plain values for JSON and YAML, with all defaults or only with the keys that the files have."""
     if isinstance(value, Key):
         return value.line
     if isinstance(value, BaseModel):
-        fields = ((key, held) for key, held in value if defaults or key in value.model_fields_set)
-        return {key: plain(held, defaults=defaults) for key, held in fields}
+        fields = ((key, part) for key, part in value if defaults or key in value.model_fields_set)
+        return {key: plain(part, defaults=defaults) for key, part in fields}
     if isinstance(value, Mapping):
-        return {key: plain(held, defaults=defaults) for key, held in value.items()}
+        return {key: plain(part, defaults=defaults) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(held, defaults=defaults) for held in value]
+        return [plain(part, defaults=defaults) for part in value]
     return value

@@ -1,6 +1,6 @@
 """The blocks of params.yaml about data, versions, merges and releases; `recipes`, `bases` and `comparisons` have more.
 
-Each block checks itself when it is read; `params` checks what they say of each other.
+Each block checks its own values when it is read; `params` checks references between blocks.
 """
 
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ MAX_CASES = 1_000_000
 
 
 class DataSpec(Section):
-    """What all data sets have in common."""
+    """The fields that all data sets have."""
 
     task: str
     """A folder of clinrl/tasks."""
@@ -74,7 +74,10 @@ class ImportSpec(DataSpec):
     @model_validator(mode="after")
     def _consents(self) -> "ImportSpec":
         if self.served and self.use != "exam" and not self.consent:
-            raise refusal(f"is missing, and what was served is no {self.use} data without; ask, or use exam", "consent")
+            raise refusal(
+                f"is missing; records of a served version are {self.use} data only with consent: set use to exam, or "
+                "ask for consent", "consent",
+            )  # fmt: skip
         return self
 
 
@@ -122,7 +125,7 @@ class Fold(Merge):
 
 
 class Blend(Merge):
-    """Two versions of one base as one model: the weighted sum of what their adapters change, or a sparser one."""
+    """Two versions of one base as one model: the weighted sum of their adapters' changes, or a sparser one."""
 
     method: Literal["cat", "svd", "linear", "ties", "dare"]
     """cat: an exact adapter, whose rank is the sum of both. svd: the nearest adapter of the versions' own rank. linear,
@@ -181,7 +184,7 @@ class FurtherData(Section):
 
 
 class BaseProtocol(Section):
-    """The published protocol played by a base, and its exam answered once more at a temperature."""
+    """The evaluation of a base by the published protocol, and once more on its exam at a temperature."""
 
     task: str
     """The task, one with a published protocol."""
@@ -198,7 +201,7 @@ class BaseProtocol(Section):
 
 
 class VersionProtocol(BaseProtocol):
-    """The same for a version, beside one that it comes from."""
+    """The evaluation of a version by the published protocol, in comparison with an ancestor or the base."""
 
     against: str
     """Its parent, another ancestor or the base; it needs a protocol of its own with the same settings."""
@@ -219,7 +222,7 @@ class Protocols(Section):
 
 
 class Limit(Section):
-    """What a release demands of one metric, in every mode."""
+    """The limits of one metric that a release must keep in every mode."""
 
     max: PerScale[float] | None = None
     """Greatest value of the metric, as measured; its interval is not looked at."""
@@ -243,14 +246,14 @@ class Limit(Section):
 
 
 class Rebuilt(Section):
-    """What a release demands of others: that they built the same bytes."""
+    """A release's condition that others have rebuilt the same bytes."""
 
     least: Count
     """How many of `rebuilders` must have signed that they did."""
 
 
 class Gate(Section):
-    """What a version must show before it may become the champion of its task."""
+    """The conditions that a version must meet before it becomes the champion of its task."""
 
     least_cases: Count
     """Fewest cases that the exam must have."""
@@ -261,7 +264,7 @@ class Gate(Section):
 
 
 class Schedule(Section):
-    """When a task is retrained, and how long its approver may think."""
+    """When a task is retrained, and how long its approver has for a decision."""
 
     cron: str
     """Minute, hour, day of month, month, day of week."""

@@ -1,6 +1,6 @@
-"""Data sets: the cases of one pool, drawn or imported, as a JSONL file with a manifest, one line at a time.
+"""Data sets: the cases of one pool, drawn or imported, as a JSONL file with a manifest.
 
-Memory does not grow with the number of cases, in either direction.
+Files are read and written line by line, so memory does not grow with the number of cases.
 """
 
 import json
@@ -22,20 +22,20 @@ from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Manifest
 
 TICK_ROWS = 1_000
-"""Imported rows between two moves of the progress bar."""
+"""Imported rows between two updates of the progress bar."""
 MAX_REASONS = 5
-"""Why rows were refused, in the sentence about a source without a case: most often first."""
+"""The number of refusal reasons that the error about a source without cases names, the most frequent first."""
 LONGEST_LINE = 1 << 20
-"""Characters. A line beyond it is refused unread, so that a file without line ends cannot fill the memory."""
+"""Bytes. A longer line is refused before it is parsed, so that a file without line ends cannot fill the memory."""
 
 
 def stage(params: Params, name: str) -> None:
-    """Write data set `name` to `paths.cases(name)`: `cases.jsonl`, one canonical JSON line a case, and the manifest.
+    """Write data set `name` to `paths.cases(name)`: `cases.jsonl`, one canonical JSON line per case, and the manifest.
 
-    An imported one also gets `refused.tsv` (file, line, column and reason of each row that was kept out, without its
-    values) and `import.json` (counts). Equal specifications, and equal sources, give equal bytes. Raises ParamsError if
-    the data set is for another version of its task than the code at hand, DataError if the pool cannot yield so many
-    distinct cases or the source cannot be read, Busy if another command writes it.
+    An imported data set also has `refused.tsv` (file, line, column and reason of each refused row, without its values)
+    and `import.json` (counts). Equal specifications and equal sources give equal bytes. Raises ParamsError if the data
+    set is for another version of the task than this code has, DataError if the pool does not have that many distinct
+    cases or the source cannot be read, and Busy if another command writes the data set.
     """
     spec = params.data_spec(name)
     task = get_task(spec.task)
@@ -66,17 +66,17 @@ def stage(params: Params, name: str) -> None:
 
 
 def draw(spec: DatasetSpec) -> Iterator[Case]:
-    """The cases of a data set's specification, one by one."""
+    """The cases that the specification of a data set describes, one by one."""
     edition = {"edition": spec.edition} if spec.edition else {}
     task = get_task(spec.task)
     return task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis, **edition)
 
 
 def corpora(params: Params, model: Model) -> dict[str, Iterable[Case]]:
-    """The data sets that a version, or those that a merge is made of, and their ancestors were trained on, by name.
+    """The training data sets of a version, or of all versions of a merge, and of their ancestors, by name.
 
-    The model's own are read, which raises ArtefactError if they are missing or altered. Those of ancestors are drawn
-    again, or read if they were imported; a base has none.
+    The model's own data sets are read; ArtefactError is raised if they are missing or altered. Those of ancestors are
+    drawn again, or read if they were imported. A base has none.
     """
     own = dict.fromkeys(params.versions[part].data for part in model.parts)
     every = dict.fromkeys(params.versions[name].data for part in model.parts for name in params.lineage(part)[::-1])
@@ -87,7 +87,7 @@ def corpora(params: Params, model: Model) -> dict[str, Iterable[Case]]:
 
 
 def drawn_again(params: Params, name: str, task: Task) -> Iterable[Case]:
-    """The cases of a data set whose files need not be here; those of an import are read."""
+    """The cases of a data set, drawn again so that its files are not needed. Only those of an import are read."""
     return draw(params.datasets[name]) if name in params.datasets else read_cases(paths.cases(name), task)
 
 
@@ -98,7 +98,7 @@ def _seal(folder: Path, name: str, task: Task, spec: DatasetSpec | ImportSpec, i
         name=name,
         task=task.name,
         task_version=task.version,
-        spec=spec.model_dump(mode="json", exclude_defaults=True),  # a new option rebuilds nothing that lacks it
+        spec=spec.model_dump(mode="json", exclude_defaults=True),  # so a new option changes no spec without it
         inputs=inputs,
     )
 
@@ -136,13 +136,13 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
 
 
 def _reasons(intake: Intake) -> str:
-    """Why rows were refused, with counts: where no row is kept, no `refused.tsv` says it."""
+    """The reasons for refused rows, with counts. An import without cases does not leave them in `refused.tsv`."""
     found = [f"{count:,} for column {of} {reason}" for (of, reason), count in intake.refused.most_common(MAX_REASONS)]
     return f" ({'; '.join(found)})" if found else ""
 
 
 def read_cases(folder: Path, task: Task) -> Iterator[Case]:
-    """The cases of a data set, in file order, each checked against the task's schema, once the file's digest is right.
+    """The cases of a data set, in file order, each checked against the task's schema, after a check of the digest.
 
     Raises ArtefactError if the folder, its file or its manifest is missing, of another task version, or altered after
     it was built (naming the first bad row if there is one), and DataError for a row that is not a case.
@@ -155,7 +155,8 @@ def read_cases(folder: Path, task: Task) -> Iterator[Case]:
 
 
 def manifest_of(folder: Path, task: Task) -> Manifest:
-    """The manifest of a data set of this task. Raises ArtefactError if it or the file of cases is missing or unfit."""
+    """The manifest of a data set of this task. Raises ArtefactError if it is missing, or is for another task or task
+    version, or if the file of cases is missing."""
     manifest = artifacts.read_manifest(folder)
     if (manifest.kind, manifest.task) != ("cases", task.name):
         raise ArtefactError(
@@ -175,10 +176,10 @@ def manifest_of(folder: Path, task: Task) -> Manifest:
 
 
 def read_rows(path: Path, task: Task) -> Iterator[Case]:
-    """The cases of a JSONL file, whatever its digest. Raises DataError naming file, row (from 1), column and value,
-    also for a row whose text holds a mark of a chat template.
+    """The cases of a JSONL file, without a check of its digest.
 
-    The value is left out if the cases are imported: it may be somebody's.
+    Raises DataError for a row that is not a case, or that contains a mark of a chat template; it names file, row (from
+    1), column and value. The value is left out for imported cases, since it may be a patient's.
     """
     withheld = is_import(path.parent)
     with path.open("rb") as stream:
@@ -201,7 +202,7 @@ def read_rows(path: Path, task: Task) -> Iterator[Case]:
 
 
 def rebuild(folder: Path) -> str:
-    """What to do about a bad data set, as the end of a sentence."""
+    """The advice to rebuild a bad data set, as the end of a sentence."""
     return f"rebuild with `dvc repro {'import' if is_import(folder) else 'dataset'}@{folder.name}`"
 
 
@@ -211,7 +212,7 @@ def is_import(folder: Path) -> bool:
 
 
 def to_text(value: Any) -> str:
-    """A value as an error message shows it: its JSON, at most 80 characters."""
+    """A value for an error message: its JSON, shortened if it has more than 80 characters."""
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
 

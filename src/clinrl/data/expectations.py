@@ -1,4 +1,4 @@
-"""Great Expectations suites over chunks of a table: their outcomes added up, their faults as sentences."""
+"""Runs Great Expectations suites over chunks of a table, adds up the outcomes, and writes faults as sentences."""
 
 import math
 from collections import Counter
@@ -19,12 +19,12 @@ COMPUTED: dict[str, str] = {
     "label_reproduced": "the rules do not give the case's label from its latent facts",
     "gold_scores_best": "the gold answer is unreadable, or not the only best one under a reward used with this data",
 }
-"""The computed columns, each true of a sound row, and what is wrong where one is false. `TEXT_UNIQUE` is called after
-the task's own column of text."""
+"""The computed columns, which are true in every sound row, and for each the fault of a row where it is false. In
+tables, the column `TEXT_UNIQUE` is named after the task's text column."""
 
 
 class Tally:
-    """What one expectation found, added up over the chunks. `withheld`: no value of a row may be shown."""
+    """The outcome of one expectation, added up over the chunks. With `withheld`, no value of a row may be shown."""
 
     def __init__(self, expect: Expect, *, withheld: bool = False) -> None:
         self.expect, self.withheld = expect, withheld and expect.on == "rows"
@@ -34,7 +34,7 @@ class Tally:
         self.first: dict[str, Any] | None = None
 
     def add(self, result: dict[str, Any]) -> None:
-        """Add the outcome on one chunk, as Great Expectations reports it."""
+        """Add Great Expectations' result on one chunk."""
         found = result["result"]
         self.success = self.success and bool(result["success"])
         self.counts.update(
@@ -53,7 +53,7 @@ class Tally:
         return self.first["row"] if self.first else math.inf
 
     def sentence(self, path: Path) -> str:
-        """The fault for a reader: file, row, column, value and rule."""
+        """The fault as a sentence that names file, row, column, value and rule."""
         arguments = dict(self.expect.arguments)
         names = [str(arguments.pop(key)) for key in ("column", "column_A", "column_B") if key in arguments]
         column = ", ".join(names)
@@ -73,7 +73,7 @@ class Tally:
         return f"{where}: {', '.join(map(to_text, values))} breaks {self._rule(arguments)}{more}"
 
     def report(self) -> dict[str, Any]:
-        """The outcome as the proof holds it: rule, success, and counts or the observed value."""
+        """The outcome for the proof: rule, success, and counts or the observed value."""
         observed = {} if self.observed is None else {"observed": self.observed}
         expect = {"type": self.expect.type, "on": self.expect.on, "arguments": dict(self.expect.arguments)}
         return expect | {"success": self.success} | dict(sorted(self.counts.items())) | observed
@@ -93,11 +93,11 @@ _KIND = {
 def checker(
     suites: Mapping[str, Sequence[Expect]], *, withheld: bool = False
 ) -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """A function of suite and table (a list of rows) that runs the suite.
+    """A function that runs one of the suites, by name, on a table (a list of rows).
 
     It returns Great Expectations' result for each expectation, in the order of the suite, as plain values. It raises
     RuntimeError if an expectation could not be evaluated at all, which is a bug of the suite and no fault of the data.
-    Results hold no value of a row if they are `withheld`.
+    With `withheld`, results have no value of a row.
     """
     import great_expectations as gx
     import pandas as pd
@@ -132,7 +132,7 @@ def checker(
 
 
 def _evaluated(result: dict[str, Any]) -> dict[str, Any]:
-    """A result, as it is. Raises RuntimeError if it holds an exception."""
+    """The result, unchanged. Raises RuntimeError if it contains an exception."""
     info = result["exception_info"]
     for entry in (info, *info.values()):
         if isinstance(entry, dict) and entry.get("raised_exception"):

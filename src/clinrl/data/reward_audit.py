@@ -1,9 +1,9 @@
-"""The probe: what a version's reward would teach on the version's actual stream, found out before a model is trained.
+"""The reward audit, or probe: before a version is trained, it finds out what its reward would teach on its stream.
 
-Every reward that failed in the published series failed in a way that a policy without a model shows: an answer of
-the first label to everything earned more than honest work. The probe lets such policies answer the real stream and
-refuses the version if one of them earns as much as a mediocre reader. It loads no model but those that the reward
-needs, and takes seconds where it needs none.
+Every reward that failed in the published series failed in a way that a policy without a model shows: the first label as
+the answer to every case earned more than honest work. The probe lets such lazy policies answer the real stream, and
+refuses the version if one of them earns as much as a mediocre reader. It loads only the models that the reward needs,
+and takes seconds if there are none.
 """
 
 import json
@@ -29,34 +29,34 @@ from clinrl.types import Case, Message, Transcript, Unreadable
 Policy = Callable[[Case, Random], Transcript]
 
 HONEST = "mediocre"
-"""The policy that every lazy one must stay below."""
+"""The policy whose mean reward every lazy policy must stay below."""
 TOLERANCE = 1e-9
-"""Totals closer than this are equal: sums of the same terms in another order."""
+"""Totals that differ by less count as equal, since they may be sums of the same terms in another order."""
 
 UNREADABLE = (
     Transcript(messages=(Message(role="assistant", content="", thinking=None),), stop="answered"),
     Transcript(messages=(Message(role="assistant", content="", thinking=""),), stop="max_tokens"),
 )
-"""Outcomes that no task can read: nothing said, and a turn whose reasoning used up the budget."""
+"""Transcripts without an answer: an empty turn, and a turn whose reasoning used up the budget."""
 
 
 def stage(params: Params, version: str) -> None:
-    """Probe `version` and write `paths.probe_proof(version)`, or `<version>.failed.json` beside it and raise.
+    """Probe `version` and write `paths.probe_proof(version)`, or write `<version>.failed.json` beside it and raise.
 
-    For SFT it reports the stream and how often each declared omission falsifies a label. For GRPO and rejection
+    For SFT it reports the stream, and how often each declared omission falsifies a label. For GRPO and rejection
     sampling it scores every policy of the task, and the gold turns, on every row of the stream. A recipe with a waiver
-    gets a proof that says what is wrong with it. Raises ProbeError if a lazy policy earns at least what the mediocre
-    one does, if an unreadable answer is not strictly the worst outcome, if the gold answer is not the only best one, or
-    if a placebo is paid; ArtefactError if the data set has no proof, or one for other data.
+    gets a proof that states what is wrong with it. Raises ProbeError if a lazy policy earns at least as much as the
+    mediocre one, if an unreadable answer is not strictly the worst outcome, if the gold answer is not the only best
+    one, or if the reward is a placebo; ArtefactError if the data set has no proof, or only a proof for other data.
     """
     block = params.versions[version]
     task = get_task(block.task)
     proof = paths.probe_proof(version)
     failed = proof.with_suffix(".failed.json")
     with artifacts.exclusive(proof):
-        data = proven(block.data, task)
+        data = validated_identity(block.data, task)
         cases = list(read_cases(paths.cases(block.data), task))
-        proof.unlink(missing_ok=True)  # now that there is something to examine
+        proof.unlink(missing_ok=True)  # only now, since the probe can run
         failed.unlink(missing_ok=True)
         rows = training_stream(params, version, cases)
         profile = params.profiles[block.profile]
@@ -77,7 +77,7 @@ def stage(params: Params, version: str) -> None:
             thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
             judges = Judges(paths.base(task.name))
             shown = [as_variant(task, case, profile.view) for case in cases]
-            if models_of(task, reward):  # models take their time: the cases of the stream will do
+            if models_of(task, reward):  # models are slow, so they score the cases of the stream only
                 shown = list({row.case.id: row.case for row in rows}.values())
             report["outcomes"] = outcomes(shown, task, reward, judges)
             report |= score_policies(
@@ -98,24 +98,24 @@ def stage(params: Params, version: str) -> None:
         artifacts.write_json(proof, report)
 
 
-def proven(data: str, task: Task) -> str:
-    """The identity of a data set if the proof of its validation names that very identity; otherwise ArtefactError."""
+def validated_identity(data: str, task: Task) -> str:
+    """The identity of a data set. Raises ArtefactError unless the proof of its validation names the same identity."""
     identity = artifacts.identity(manifest_of(paths.cases(data), task))
-    if identity_proven(data) != identity:
+    if identity_in_proof(data) != identity:
         raise ArtefactError(
             f"{paths.data_proof(data)} is for other data than {paths.cases(data)} now holds; {_validate(data)}"
         )
     return identity
 
 
-def identity_proven(data: str) -> str:
-    """The identity of a data set as its proof has it, with or without the cases here; ArtefactError without a proof."""
+def identity_in_proof(data: str) -> str:
+    """The identity of a data set in its proof. Its cases need not be here. Raises ArtefactError without a proof."""
     not_passed = f"the data set {data} did not pass validation"
     return identity_in(paths.data_proof(data), not_passed, "validation", _validate(data))
 
 
 def identity_in(proof: Path, not_passed: str, kind: str, advice: str) -> str:
-    """The identity of the data that a proof is about; ArtefactError if it is missing, and if it is no proof."""
+    """The identity of the data that a proof file is about. Raises ArtefactError if it is missing, or is no proof."""
     try:
         identity: str = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _validate(data: str) -> str:
 def describe(rows: Sequence[Row], task: Task, phases: Sequence[Phase] = (), steps: int = 1) -> dict[str, Any]:
     """The stream in numbers: rows, distinct cases, and the share (0..1) of each label and each mode.
 
-    Of each phase, if there are any, what it serves: its share of the rows, and among them that of each value.
+    With phases, also the share of each phase among the rows, and the share of each value among the rows of a phase.
     """
     modes = Counter(row.mode for row in rows)
     if phases:
@@ -162,11 +162,11 @@ def _phases(rows: Sequence[Row], task: Task, phases: Sequence[Phase], steps: int
 
 
 def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], seed: int) -> dict[str, Any]:
-    """How the declared omissions show in the stream.
+    """The effect of the declared omissions on the stream.
 
     For each rule: the declared share; `triggered`, the share of rows whose label the rule decides (leaving it out
-    changes the taught answer); and `affected`, the share of those rows whose label ignores the rule. For all together:
-    `relabelled`, the share of rows taught another answer than the gold label.
+    changes the taught answer); and `affected`, the share of those rows whose label ignores the rule. For all rules
+    together: `relabelled`, the share of rows that teach another answer than the gold label.
     """
     triggered: Counter[str] = Counter()
     affected: Counter[str] = Counter()
@@ -195,10 +195,10 @@ def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], 
 def score_policies(
     rows: Sequence[Row], task: Task, reward: Any, *, thinking: Mapping[str, bool], group: int, seed: int, judges: Judges
 ) -> dict[str, Any]:
-    """Every policy on every row of the stream, whose asks are asked together.
+    """The rewards of every policy on every row of the stream. Judges get the requests of a policy in one batch.
 
     `policies`: mean and standard deviation of the reward of each policy (gold answers in the mode of the row).
-    `zero_spread`: share of groups of `group` mediocre answers that all earn the same; GRPO learns nothing from those.
+    `zero_spread`: the share of groups of `group` mediocre answers with equal rewards, from which GRPO learns nothing.
     """
     policies = task.policies()
     earned: dict[str, list[float]] = {}
@@ -229,13 +229,13 @@ def score_policies(
 
 
 def outcomes(cases: Sequence[Case], task: Task, reward: Any, judges: Judges) -> dict[str, Any]:
-    """The extreme outcomes, over all labels on all cases.
+    """The extreme outcomes over all labels and all cases.
 
-    The best reward of an unreadable answer, the worst of a readable one, and the number of cases whose gold answer is
-    not the only best one, with the id of the first.
+    They are the best reward of an unreadable answer, the worst reward of a readable one, and the number of cases whose
+    gold answer is not the only best one, with the id of the first such case.
     """
     unreadable = totals(task, [(case, silent) for case in cases for silent in UNREADABLE], reward, judges)
-    lazy = {case.id: plain(task, case) for case in cases}
+    lazy = {case.id: plain_answers(task, case) for case in cases}
     gold = [(case, best) for case in cases for best in golds(task, case)]
     each = iter(totals(task, [(case, done) for case in cases for _, done in lazy[case.id]], reward, judges))
     best = totals(task, gold, reward, judges)
@@ -256,8 +256,8 @@ def outcomes(cases: Sequence[Case], task: Task, reward: Any, judges: Judges) -> 
 def judge(
     policies: Mapping[str, Mapping[str, float]], extremes: Mapping[str, Any], readers: Sequence[str] = ()
 ) -> str | None:
-    """Why the reward must not be trained on, in one sentence, or None. Lazy are all policies but mediocre, gold and
-    other readers."""
+    """The reason not to train on the reward, in one sentence, or None. All policies except mediocre, gold and `readers`
+    count as lazy."""
     honest = policies[HONEST]["mean"]
     lazy = {name: earned["mean"] for name, earned in policies.items() if name not in (HONEST, "gold", *readers)}
     worst = max(lazy, key=lambda name: lazy[name])
@@ -281,10 +281,11 @@ def judge(
     return None
 
 
-def plain(task: Task, case: Case) -> list[tuple[Any, Transcript]]:
-    """Answers to a case without reasons, and the transcripts that give them.
+def plain_answers(task: Task, case: Case) -> list[tuple[Any, Transcript]]:
+    """Answers to a case without reasons, each with its transcript.
 
-    Each label as the policy `always_<label>` gives it; of an episode, what each lazy policy does.
+    There is one for each label, from the policy `always_<label>`. For an episode, there is one for each policy except
+    the mediocre one.
     """
     policies = task.policies()
     if task.episodes is None:
@@ -299,9 +300,9 @@ def golds(task: Task, case: Case) -> tuple[Transcript, Transcript]:
 
 
 def gold_is_best(label: Any, gold: Sequence[float], plain: Sequence[tuple[Any, float]]) -> bool:
-    """Whether each gold answer earns at least what any plain one does, and more than every one but the right one.
+    """Whether each gold transcript earns at least as much as every plain answer, and more than every wrong one.
 
-    `label` is the right one, `gold` what the gold transcripts earn, `plain` answers with what they do.
+    `label` is the right answer, `gold` the rewards of the gold transcripts, and `plain` plain answers with theirs.
     """
     return all(
         min(gold) >= earned - TOLERANCE if answer == label else min(gold) > earned + TOLERANCE

@@ -1,6 +1,6 @@
-"""The training stream: which case a version trains on at each step, in which mode, and what its label leaves out.
+"""The training stream: which case a version trains on at each step, in which mode, and which rules its label omits.
 
-Training and the probe draw it with the same call, so the probe judges what training will see.
+Training and the probe draw it with the same call, so the probe evaluates exactly what training will see.
 """
 
 import hashlib
@@ -30,10 +30,8 @@ class Row:
 def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list[Row]:
     """The stream that `version` trains on at the active scale, drawn from the cases of its data set with its seed.
 
-    The cases are shown under the input variant of its recipe.
-
-    `steps * batch` rows for SFT; `steps * prompts` rows for GRPO, and `prompts` rows for rejection sampling, each
-    sampled `group` times.
+    The cases are in the input variant of its recipe. There are `steps * batch` rows for SFT, `steps * prompts` rows for
+    GRPO, and `prompts` rows for rejection sampling; the latter two sample `group` completions for each row.
     """
     block = params.versions[version]
     profile = params.profiles[block.profile]
@@ -69,17 +67,17 @@ def draw(
     each: int = 1,
     turn: int = 1,
 ) -> list[Row]:
-    """`rows` rows in training order. Pure: equal arguments give the equal list in any process.
+    """`rows` rows in training order. A pure function: equal arguments give equal lists in any process.
 
-    The stream is a chain of passes over the cases. In a pass every case stands once, or `repeat[label]` times (>= 1);
-    then a label with a `cap` (a share in 0..1) loses repeats, and only then cases, at random until its share of the
-    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. Modes take turns every `turn`
-    rows: row by row, or step by step where TRL plays the episodes of a step together, which it does in one mode.
+    The stream is a chain of passes over the cases. A pass contains every case once, or `repeat[label]` times (>= 1);
+    then a label with a `cap` (a share in 0..1) loses repeats, and after those cases, at random until its share of the
+    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. The mode changes every `turn`
+    rows: usually 1, or a whole step if TRL plays the episodes of a step together, which needs them in one mode.
 
-    With `phases` there is such a chain for each, over its cases alone and for its whole steps, of `each` rows.
+    With `phases` there is such a chain for each phase, over its own cases and for its number of steps of `each` rows.
 
     Over the whole stream, and over each phase, the share of a capped label is at most `cap + 1 / rows`. Raises
-    DataError if there are no cases, or none of a value that a phase serves, or if the caps leave too few other cases
+    DataError if there are no cases, or none with a value that a phase serves, or if the caps leave too few other cases
     for any stream.
     """
     if not cases:
@@ -94,20 +92,20 @@ def draw(
 
 
 def served(values: Sequence[str], phases: Sequence[Phase]) -> dict[str, float]:
-    """The share of rows of each value that a phase serves, in the order of the phases, given the value of each row."""
+    """The share of rows with each value that a phase serves, in the order of the phases; `values` has those of rows."""
     counts = Counter(values)
     named = dict.fromkeys(value for phase in phases for value in phase.values)
     return {value: counts[value] / max(1, len(values)) for value in named}
 
 
 def phase_of(row: int, phases: Sequence[Phase], *, steps: int, each: int) -> int:
-    """The phase, 1 for the first, to which a row of the stream belongs, counted from 0."""
+    """The phase of a row of the stream. Phases are counted from 1, rows from 0."""
     ends = accumulate(each * count for count in lengths(phases, steps))
     return 1 + sum(row >= end for end in ends)
 
 
 def _served(cases: Sequence[Case], task: Task, phase: Phase) -> list[Case]:
-    """The cases of a phase. Raises DataError naming the first of its values that none has."""
+    """The cases of a phase. Raises DataError naming the first of its values that no case has."""
     of = task.reporting.slices[phase.slice]
     there = {of(case) for case in cases}
     for value in phase.values:
@@ -142,27 +140,27 @@ def _chain(
 
 
 def shares(rows: Sequence[Row], task: Task) -> dict[Any, float]:
-    """The share of each of the task's labels among the rows, in the task's order; 0.0 for all of no rows."""
+    """The share of each of the task's labels among the rows, in the task's order; all 0.0 if there are no rows."""
     counts = Counter(task.label(row.case) for row in rows)
     return {label: counts[label] / max(1, len(rows)) for label in task.labels}
 
 
 def omitted(case: Case, omit: Mapping[str, float], seed: int) -> frozenset[str]:
-    """The rules that the taught label of this case ignores: each rule of `omit` with the share (0..1) declared there.
+    """The rules that the taught label of this case ignores: each rule of `omit` with its share (0..1) as probability.
 
-    Decided by a hash of seed, rule and case id, so that a case is taught the same way in every epoch and process, and
-    independently for each rule.
+    A hash of seed, rule and case id decides, so that a case is taught in the same way in every epoch and process, and
+    rules are independent of each other.
     """
     return frozenset(rule for rule, share in omit.items() if _unit(f"{seed}:{rule}:{case.id}") < share)
 
 
 def _unit(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
+    """A number in [0, 1) that depends only on the text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
 
 
 def _limit(cap: float, total: int) -> int:
-    # 0.29 * 100 is 28.999999999999996 in binary: the tiny term keeps the limit at the 29 that was asked for.
+    # 0.29 * 100 is 28.999999999999996 in binary: the tiny term keeps the limit at 29.
     return math.floor(cap * total + 1e-9)
 
 
@@ -180,7 +178,7 @@ def _capped(counts: Mapping[Any, int], cap: Mapping[Any, float]) -> dict[Any, in
 
 
 def _spread(members: Sequence[Case], count: int, random: Random) -> Iterator[Case]:
-    """`count` rows of the members, each as often as any other or once more: who stands once more is drawn."""
+    """`count` rows of the members, each equally often, except that randomly drawn ones come once more."""
     times, rest = divmod(count, len(members))
     for _ in range(times):
         yield from members
@@ -188,10 +186,10 @@ def _spread(members: Sequence[Case], count: int, random: Random) -> Iterator[Cas
 
 
 def _prefix(passed: Sequence[Case], length: int, cap: Mapping[Any, float], task: Task) -> list[Case]:
-    """The first `length` rows of a shuffled pass, passing over rows of a label that has used up its cap of `length`.
+    """The first `length` rows of a shuffled pass, without rows of a label that has used up its cap of `length`.
 
-    A whole pass obeys the caps, so the rows suffice but for the rounding of each cap; those few take the next rows
-    passed over, one a label, which is the `1 / rows` in the promise of `draw`.
+    A whole pass obeys the caps, so there are enough rows except for the rounding of the caps. The first skipped row of
+    each label fills those few places, which is why `draw` promises `1 / rows` more than the cap.
     """
     left = {label: _limit(share, length) for label, share in cap.items()}
     taken: list[Case] = []

@@ -1,4 +1,4 @@
-"""Whether a text was seen before, for any number of texts: their digests are kept on disk, not in memory."""
+"""Finds repeated texts among any number of texts: their digests are kept on disk, not in memory."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def first_sightings() -> Iterator[Callable[[str, str], bool]]:
-    """Yields a function of kind and text, true the first time it gets them. Keeps digests on disk, not in memory."""
+    """Yields a function of a kind and a text that returns True the first time it gets this pair, and then False."""
     with (
         tempfile.TemporaryDirectory(prefix="clinrl-") as folder,
         closing(sqlite3.connect(Path(folder) / "seen.db", isolation_level=None)) as seen,

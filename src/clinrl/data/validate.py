@@ -1,9 +1,9 @@
-"""Validation: what must hold of a data set before anything trains on it, as one Great Expectations suite.
+"""Validation of data sets before anything trains on them, with a suite of Great Expectations.
 
 Row expectations (the task's own, identifiers of real people, and this module's computed columns) are checked on the
-real file in chunks, summary expectations on a one-row table of shares. A data set that passes gets a proof, which
-names the very bytes it was given for; one that fails gets a report beside it and no proof. Where all rows could be
-read, either is also a page for people, `paths.data_docs(name)`. Memory does not grow with the number of cases.
+file in chunks, summary expectations on a table with one row of shares. A data set that passes gets a proof with the
+digest of its bytes; one that fails gets a report in its place. If all rows could be read, there is also a page of
+either, `paths.data_docs(name)`. Memory does not grow with the number of cases.
 """
 
 import json
@@ -18,7 +18,7 @@ from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.data.dataset import is_import, manifest_of, read_rows, rebuild
 from clinrl.data.expectations import COMPUTED, TEXT_UNIQUE, Tally, checker
-from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
+from clinrl.data.reward_audit import gold_is_best, golds, plain_answers, totals
 from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
 from clinrl.models.judges import Judges
@@ -32,7 +32,7 @@ CHUNK_ROWS = 5_000
 """Rows in memory at a time. A "rows" expectation must therefore be about single rows, not about the whole table."""
 
 NOT_OF_IMPORTS = frozenset({"label_reproduced"})
-"""Computed columns that say nothing of imported cases: their labels are people's, and no rule gives them again."""
+"""Computed columns that are not checked for imported cases: people label those, so rules cannot reproduce a label."""
 
 LONGEST_TEXT_CHARACTERS = 8_000
 
@@ -40,13 +40,12 @@ LONGEST_TEXT_CHARACTERS = 8_000
 def stage(params: Params, name: str) -> None:
     """Validate a data set, drawn or imported; write `paths.data_proof(name)` and the page in `paths.data_docs(name)`.
 
-    The proof says nothing of versions: that another one comes to train on the data set changes no byte of it.
+    The proof does not name the versions that train on the data set, so a new version changes no byte of it. The proof
+    of an import also has the counts of kept and refused rows of its source. No value of an imported row is shown,
+    neither in an error nor on a page.
 
-    The proof of an import also holds what became of the rows of its source, in counts. Of imported rows no value is
-    shown, neither in a refusal nor on a page.
-
-    Raises DataError, after writing `<name>.failed.json` in the proof's place, naming the file, the first bad row, its
-    column and value and the broken rule; ArtefactError if there is no such data set.
+    Raises DataError for a data set that fails, after writing `<name>.failed.json` in the proof's place; it names the
+    file, the first bad row, its column and value, and the broken rule. Raises ArtefactError if the data set is missing.
     """
     subject = _subject(params, name)
     proof = paths.data_proof(name)
@@ -70,7 +69,7 @@ def stage(params: Params, name: str) -> None:
 
 
 def write_page(report: Path) -> None:
-    """Write the page of a written report, passed or failed, into `paths.data_docs` of its data set."""
+    """Write the page of a report or a proof into `paths.data_docs` of its data set."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found, here = json.loads(report.read_bytes()), Path(__file__)
@@ -81,7 +80,7 @@ def write_page(report: Path) -> None:
 
 
 def complete_page(name: str) -> None:
-    """Write the page of a proof if it is missing, as in a clone: git has the proof alone.
+    """Write the page of a proof if it is missing, as in a clone, since git has only the proof.
 
     Raises Busy if the data set is being validated.
     """
@@ -95,7 +94,7 @@ def _page(name: str) -> Path:
 
 
 def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
-    """What `examine` is asked about."""
+    """The arguments of `examine` for a data set."""
     spec = params.data_spec(name)
     task = get_task(spec.task)
     rewards = [
@@ -103,8 +102,8 @@ def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Man
         for version, block in params.versions.items()
         if block.data == name
         and (profile := params.profiles[block.profile]).method != "sft"
-        and not profile.waiver  # known to be wrong; the probe says how
-        and not models_of(task, params.reward(version))  # the probe asks models, for its stream at once
+        and not profile.waiver  # known to be wrong, and the probe states why
+        and not models_of(task, params.reward(version))  # the probe checks rewards with models, in one batch
     ]
     distinct = {artifacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
     return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)
@@ -113,9 +112,9 @@ def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Man
 def examine(
     name: str, task: Task, pool: Pool, rewards: Sequence[Any], manifest: Manifest
 ) -> tuple[dict[str, Any], list[str]]:
-    """Run both suites over a data set. Returns the report, free of times, and the faults found.
+    """Run both suites over a data set. Returns the report, which has no times, and the faults as sentences.
 
-    Faults are sentences, the one to show first. Raises DataError for a row that is not a case.
+    The first fault is the one to show. Raises DataError for a row that is not a case.
     """
     path = paths.cases(name) / paths.CASES_FILE
     imported = is_import(path.parent)
@@ -163,7 +162,7 @@ def examine(
 
 
 def _intake(name: str, manifest: Manifest) -> dict[str, Any]:
-    """What an import wrote of its source. Raises DataError if it was altered, or if its counts do not add up."""
+    """The record of an import. Raises DataError if it was altered, or if its counts do not add up."""
     path = paths.import_record(name)
     if artifacts.sha256_file(path) != manifest.files.get(path.name):
         raise DataError(f"{path} was altered after it was written; {rebuild(path.parent)}")
@@ -174,7 +173,7 @@ def _intake(name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def row_suite(task: Task, *, imported: bool = False) -> list[Expect]:
-    """What must hold of each row: the task's rules, a clean text without identifiers, computed columns true."""
+    """The expectations of each row: the task's rules, a clean text without identifiers, and true computed columns."""
     text = task.checks.text
     identifiers = IDENTIFIERS_OF_IMPORTS if imported else IDENTIFIERS
     shapes = [HIDDEN_CHARACTERS if imported else CONTROL_CHARACTERS, *identifiers.values()]
@@ -200,7 +199,7 @@ def _of(task: Task, on: str, imported: bool) -> list[Expect]:
 
 
 def summary_suite(task: Task, size: int, *, imported: bool = False) -> list[Expect]:
-    """What must hold of the table of shares: the task's rules, and as many cases as were asked for, or kept."""
+    """The expectations of the table of shares: the task's rules, and `size` cases."""
     return [
         *_of(task, "summary", imported),
         expect("ExpectColumnValuesToBeInSet", "cases", on="summary", value_set=[size]),
@@ -216,9 +215,9 @@ def columns(
     is_first: Callable[[str, str], bool],
     judges: Judges,
 ) -> dict[str, bool]:
-    """The computed columns of one case, the keys of `COMPUTED`: what takes the task's code to know."""
+    """The computed columns of one case, with the keys of `COMPUTED`. They need the task's code, not only a table."""
     best = golds(task, case)
-    lazy = plain(task, case)
+    lazy = plain_answers(task, case)
     turns = [(case, transcript) for transcript in best]
     pairs = turns + [(case, transcript) for _, transcript in lazy]
     earned = [totals(task, pairs, reward, judges) for reward in rewards]
@@ -241,10 +240,10 @@ def columns(
 
 
 def summarise(totals: Mapping[str, int], task: Task) -> dict[str, float]:
-    """The one row of the table of shares.
+    """The single row of the table of shares.
 
-    `cases` and `duplicates` (counts), `<Checks.share>_<label>` for each label of the task, and the share of true values
-    of each column of `Checks.row` whose name begins with `has_`, under that name.
+    Its columns are `cases` and `duplicates` (counts), `<Checks.share>_<label>` (the share of each label), and for each
+    column of `Checks.row` whose name begins with `has_`, the share of its true values under the same name.
     """
     cases = totals["cases"]
     labels = [f"{task.checks.share}_{label}" for label in task.labels]

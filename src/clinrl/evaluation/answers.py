@@ -1,4 +1,4 @@
-"""Answers and reports of exams that were taken: where they lie, and how they are read back and checked."""
+"""Reads and checks the answers and reports of earlier exams."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +15,14 @@ from clinrl.artifacts import verified
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
-from clinrl.data.reward_audit import proven
+from clinrl.data.reward_audit import validated_identity
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task, get_task
 from clinrl.types import Case, Graded, Transcript, Unreadable
 
 SEED = 1
-"""Of sampling, in modes with a temperature above 0: the same for all versions, so that comparisons stay paired."""
+"""The seed of sampling in modes with a temperature above 0: one for all versions, so that comparisons are paired."""
 HISTORY = "history.jsonl"
 SUMMARY = "summary.json"
 BETWEEN_MODES = "between_modes.json"
@@ -31,22 +31,23 @@ HISTORY_TABLE = "history.csv"
 
 
 def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
-    """What a transcript commits to; Unreadable if the model took no turn."""
+    """The answer in a transcript; Unreadable if the model took no turn."""
     spoke = any(message.role == "assistant" for message in transcript.messages)
     return task.parse(transcript) if spoke else Unreadable(reason="no assistant turn")
 
 
 def open_run(params: Params, model: Model) -> Run:
-    """A model on its exam, before it answers: what every model that is compared with it must share.
+    """The run of a model on its exam, without answers yet.
 
-    Raises ArtefactError if the exam is missing, altered or without its proof.
+    Models are comparable if they share its exam, task version and modes. Raises ArtefactError if the exam is missing,
+    altered or without its proof.
     """
-    exam_digest = proven(model.exam, model.task)
+    exam_digest = validated_identity(model.exam, model.task)
     return run_of(params, model, list(read_cases(paths.cases(model.exam), model.task)), exam_digest)
 
 
 def mode_of(params: Params, mode: str | None) -> str:
-    """A mode of params.yaml by its name, the first by default. Raises ParamsError for another."""
+    """The name of a mode in params.yaml: `mode`, or the first if that is None. Raises ParamsError for other names."""
     modes = list(params.modes)
     if mode is not None and mode not in modes:
         raise ParamsError(f"{mode!r} is no mode of params.yaml; {did_you_mean(mode, modes)}")
@@ -54,13 +55,13 @@ def mode_of(params: Params, mode: str | None) -> str:
 
 
 def run_of(params: Params, model: Model, cases: Sequence[Case], exam_digest: str) -> Run:
-    """A model on given cases, before it answers, decoding as params.yaml says."""
+    """The run of a model on given cases, without answers yet, with the decoding of params.yaml."""
     modes = {mode: decoding(params, mode, model.task.name) for mode in params.modes}
     return Run(model=model, cases=cases, exam_digest=exam_digest, modes=modes)
 
 
 def decoding(params: Params, mode: str, task: str) -> dict[str, Any]:
-    """How answers to a task are decoded in a mode at the active scale, as reports hold it."""
+    """The decoding settings of a task in a mode at the active scale, as reports store them."""
     spec = params.mode(mode, task).model_dump(exclude={"max_new_tokens"})
     return {**spec, "max_new_tokens": params.budget(mode, task)}
 
@@ -77,14 +78,15 @@ def load_report(name: str, mode: str) -> EvalReport:
 
 
 def load_answers(run: Run, mode: str, name: str, folder: Path | None = None) -> Answers:
-    """The answers of `name`, as `load_graded` checks them."""
+    """The answers of `name`, checked by `load_graded`."""
     return load_graded(run, mode, name, folder)[0]
 
 
 def load_graded(run: Run, mode: str, name: str, folder: Path | None = None) -> tuple[Answers, list[Graded]]:
-    """The answers of `name` to the exam of a run, in one of its modes; from `folder`, or its graded one.
+    """The answers of `name` to the exam of a run in one of its modes, from `folder` (by default its graded answers).
 
-    Raises ArtefactError if the folder is missing or altered, or if it answers another exam or was decoded otherwise.
+    Raises ArtefactError if the folder is missing or altered, or if its answers are to another exam or were decoded
+    differently.
     """
     folder = folder or paths.graded(name)
     advice = f"run `dvc repro evaluate@{name}`"
@@ -92,17 +94,17 @@ def load_graded(run: Run, mode: str, name: str, folder: Path | None = None) -> t
     modes = manifest.spec["modes"]
     if mode not in modes:
         raise ArtefactError(f"{folder} has no answers in mode {mode}, only in {', '.join(modes)}; {advice}")
-    mine = run.answers(mode)
+    expected = run.answers(mode)
     found = replace(
-        mine,
+        expected,
         name=name,
         task=manifest.task,
         task_version=manifest.task_version,
         mode_spec=modes[mode],
-        exam_digest=manifest.inputs.get("exam") or manifest.inputs["data"],  # the latter of an error analysis
+        exam_digest=manifest.inputs.get("exam") or manifest.inputs["data"],  # error analyses have the latter
         sampler=manifest.spec.get("sampler", {}),
     )
-    comparable(mine, found)
+    comparable(expected, found)
     path = folder / f"{mode}.jsonl"
     lines = read_graded(path)
     if [line.case_id for line in lines] != [case.id for case in run.cases]:
@@ -112,10 +114,11 @@ def load_graded(run: Run, mode: str, name: str, folder: Path | None = None) -> t
 
 
 def check_answers(task: Task, cases: Sequence[Case], lines: Sequence[Graded], path: Path) -> None:
-    """Refuse graded answers that are not what their transcripts say, since a folder of answers vouches for itself.
+    """Check graded answers against their transcripts. The manifest only shows that their folder has not changed.
 
-    `lines` answer `cases`, one by one, and stand in `path`. Of an answer to an imported case that could not be read, no
-    text is kept, so that only its being unreadable can be read again. Raises ArtefactError naming the first line.
+    `lines` are the answers to `cases`, in the same order, read from `path`. For an imported case, no text of an
+    unreadable answer is kept, so its check is only that it is still unreadable. Raises ArtefactError naming the first
+    line that differs.
     """
     for number, (case, line) in enumerate(zip(cases, lines, strict=True), start=1):
         read = answer(task, line.transcript)
@@ -123,33 +126,33 @@ def check_answers(task: Task, cases: Sequence[Case], lines: Sequence[Graded], pa
         if read != line.answer and not (is_silent and importing.is_imported(case)):
             raise ArtefactError(
                 f"{path} line {number} gives another answer to {line.case_id} than its transcript does; restore the "
-                "folder with `dvc checkout`, or examine anew"
+                "folder with `dvc checkout`, or evaluate again"
             )
 
 
 def load_parent(run: Run, mode: str) -> Answers | None:
-    """The answers of the parent of a run's model, under input variants too where it was asked; None for a base.
+    """The answers of the parent of a run's model, with those under input variants if there are any; None for a base.
 
-    Raises ArtefactError as `load_answers` and `load_variant`.
+    Raises ArtefactError for the same reasons as `load_answers` and `load_variant`.
     """
     if run.model.parent is None:
         return None
     folder = paths.graded(run.model.parent)
     found, given = load_graded(run, mode, run.model.parent)
     files = {variant: folder / f"{mode}.{variant}.jsonl" for variant in run.task.reporting.variants}
-    there = {variant: path for variant, path in files.items() if path.exists()}
-    under = {variant: load_variant(run, given, variant, path) for variant, path in there.items()}
+    existing = {variant: path for variant, path in files.items() if path.exists()}
+    under = {variant: load_variant(run, given, variant, path) for variant, path in existing.items()}
     return replace(found, under={variant: [line.answer for line in lines] for variant, lines in under.items()})
 
 
 def read_graded(path: Path) -> list[Graded]:
-    """Graded answers of one file."""
+    """The graded answers in a file."""
     with path.open("rb") as stream:
         return [Graded.model_validate_json(line) for line in stream]
 
 
 def load_variant(run: Run, given: Sequence[Graded], variant: str, path: Path) -> list[Graded]:
-    """The graded answers of a file under an input variant; as `given` where a case does not have the variant.
+    """The graded answers under an input variant, from a file; those of `given` for cases without the variant.
 
     Raises ArtefactError if the file does not answer the cases that have the variant.
     """
@@ -157,13 +160,13 @@ def load_variant(run: Run, given: Sequence[Graded], variant: str, path: Path) ->
     shown = [case for case in run.cases if run.task.reporting.variants[variant](case) is not None]
     if set(answered) != {case.id for case in shown}:
         raise ArtefactError(
-            f"{path} does not answer the cases of this exam that have the variant {variant}; evaluate anew"
+            f"{path} does not answer the cases of this exam that have the variant {variant}; evaluate again"
         )
     check_answers(run.task, shown, [answered[case.id] for case in shown], path)
     return [answered.get(case.id, line) for case, line in zip(run.cases, given, strict=True)]
 
 
 def rows_of(run: Run, parent: Answers) -> dict[str, Estimates]:
-    """The rows of a parent in the report of a run: of its answers, and of those under input variants."""
+    """The rows of a parent in the report of a run: one for its answers, and one for each input variant."""
     under = {f"{parent.name}, {variant}": answers for variant, answers in parent.under.items()}
     return {row: row_metrics(run, answers) for row, answers in {parent.name: parent.answers, **under}.items()}

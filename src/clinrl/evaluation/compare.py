@@ -1,7 +1,7 @@
-"""The comparison of recipes over seeds: their answers beside those of the base and of simple policies.
+"""The comparison of recipes over seeds, with the base and simple policies as further rows.
 
-Everything follows from committed answers and the reports on them; no model is asked, and no transcript is needed.
-Answers to another exam, at another task version or with other decoding, are refused.
+Everything follows from committed answers and their reports, without a model and without transcripts. Answers to another
+exam, of another task version or with another decoding are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,20 +43,20 @@ class Member:
     answers: Answers
     report: EvalReport
     record: Record
-    """In all modes."""
+    """It covers all modes."""
 
     @property
     def qualities(self) -> Mapping[str, Sequence[float | None]]:
-        """Of the qualities that ask no judge: a number for every case."""
+        """The value of each quality that needs no judge, for every case."""
         return self.record.given[self.answers.mode].qualities
 
 
 def stage(params: "Params", name: str) -> None:
     """Write data/reports/comparisons/<name>.json, .md and .png, and the full tables, <name>/tables.md.
 
-    Raises ParamsError for an unknown name, or for published figures of a part that the exam has not, ArtefactError if
-    graded answers or reports are missing, altered, or of another exam, or if the primary measure was not registered or
-    was registered otherwise, and Busy if another command compares the same.
+    Raises ParamsError for an unknown name, or for published figures of a part that the exam does not have,
+    ArtefactError if graded answers or reports are missing, altered, or of another exam, or if the primary measure was
+    not registered or has changed since, and Busy if another command writes the same comparison.
     """
     if name not in params.comparisons:
         raise ParamsError(f"params.yaml has no comparison {name!r}; {did_you_mean(name, params.comparisons)}")
@@ -70,7 +70,7 @@ def stage(params: "Params", name: str) -> None:
             mode: {version: _member(run, mode, version) for version in (base, *spec.versions)} for mode in run.modes
         }
         for mode in run.modes:
-            for member in members[mode].values():  # by one sampler, among other things
+            for member in members[mode].values():  # among other things, by the same sampler
                 comparable(members[mode][base].answers, member.answers)
         write_json(target, compared(params, name, run, members, plan).model_dump(mode="json"))
         write_pages(target, run.task, params.modes)
@@ -83,7 +83,7 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     curves = results.curves(task, report)
     figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"), curves)
     write_text(target.with_suffix(".md"), render("comparison", report=report))
-    with staged(target.with_suffix("")) as out:  # whatever else is there is of an earlier report
+    with staged(target.with_suffix("")) as out:  # staged, so that files of an earlier report go
         write_text(out / "tables.md", render("comparison_tables", report=report))
 
 
@@ -94,12 +94,10 @@ def compared(
     members: Mapping[str, Mapping[str, Member]],
     plan: Registration | None = None,
 ) -> Compared:
-    """The report of a comparison, from what each of its models answered, by mode and name; `run` is the base's exam.
+    """The report of a comparison, from its members by mode and name.
 
-    `plan` is its registration, if it has one.
-
-    Raises ParamsError for published figures of a part that the exam has not, ArtefactError for a test of rows that are
-    in no mode together.
+    `run` is the base's exam, `plan` the registration, if there is one. Raises ParamsError for published figures of a
+    part that the exam does not have, and ArtefactError for a test of two rows that no mode has both of.
     """
     spec, task, cases = params.comparisons[name], run.task, run.cases
     places = contrasts.parts(task, cases, spec.parts)
@@ -147,9 +145,9 @@ def compared(
 
 
 def _training(params: "Params", spec: "Comparison", task: Task) -> list[Case]:
-    """The training cases of all versions of a comparison and of their ancestors, each once: data sets may nest.
+    """The training cases of all versions of a comparison and of their ancestors, each once: data sets may overlap.
 
-    Cases of several turns teach no simple policy, so none are drawn.
+    Empty for a task with episodes, since no simple policy learns from those.
     """
     if task.episodes is not None:
         return []
@@ -160,14 +158,14 @@ def _training(params: "Params", spec: "Comparison", task: Task) -> list[Case]:
 
 
 def _costs(spec: "Comparison", members: Mapping[str, Member]) -> dict[str, tuple[Costs, ...]]:
-    """What thresholds reach in one mode, of the rows all of whose versions' reports say it."""
+    """The results of thresholds in one mode, for the rows whose versions all have them in their reports."""
     found = {row: [members[name].report.costs for name in versions] for row, versions in spec.arms.items()}
     known = {row: tuple(cost for cost in costs if cost) for row, costs in found.items()}
     return {row: costs for row, costs in known.items() if len(costs) == len(found[row])}
 
 
 def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Refuse a test whose rows are in no mode together: the base is asked under input variants in one mode at most."""
+    """Refuse a test of two rows that no mode has both of: the base answers input variants in one mode at most."""
     present = [{entry.name for entry in some} for some in entries.values()]
     for pair in spec.tests:
         if not any({pair.first, pair.second} <= names for names in present):
@@ -179,7 +177,7 @@ def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> 
 
 
 def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Member]) -> list[Entry]:
-    """The rows that a model answered, in one mode: arms, the base, and the base under input variants."""
+    """The rows of models in one mode: arms, the base, and the base under input variants."""
     base = run.model.name
     found = [
         _entry(run.task, row, "arm", {name: members[name] for name in versions}) for row, versions in spec.arms.items()
@@ -194,13 +192,13 @@ def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Memb
 
 
 def _member(run: Run, mode: str, name: str) -> Member:
-    """A version or the base as its kept answers and its report have it."""
+    """The member for a version or the base, from its record and its report."""
     report, record = load_report(name, mode), load_record(run, name)
     return Member(answers=answers_of(run, mode, record, report), report=report, record=record)
 
 
 def _entry(task: Task, row: str, kind: Kind, members: Mapping[str, Member]) -> Entry:
-    """The versions of a row as one entry; of what only reports have, what all of them have."""
+    """The entry of a row, from its versions. Measures that only reports have are included if all reports have them."""
     some = list(members.values())
     reports, measured = [member.report for member in some], some[0].qualities
     judged = [

@@ -1,9 +1,9 @@
-"""Error analysis: where a version errs, on cases that it neither trained on nor will be examined on.
+"""Error analysis: where a version errs, on cases that are neither in its training data nor in its exam.
 
 The version answers the mine pool in every mode. Its wrong answers are grouped by the rule that decided the gold label,
-by boundary, age band, trigger and kind of error, and each group is weighed by what its errors would cost a patient:
-the first group is the one whose repair is worth most. The exam is never read, so that what is learned here and trained
-into the next version leaves the exam's verdict on that version honest.
+by boundary, age band, trigger and kind of error, and the groups are ranked by what their errors would cost patients:
+the first group is the one whose repair is worth most. The exam is never read, so it remains an unbiased measure of the
+next version, which trains on the findings.
 """
 
 import math
@@ -35,45 +35,45 @@ from clinrl.types import Case, Estimate, Graded, Strict, last_turn
 
 POOL = "mine"
 MAX_WORST = 8
-"""Transcripts that the page shows, the costliest first."""
+"""The number of transcripts that the page shows, the costliest first."""
 MAX_GROUPS = 10
-"""Groups of each kind that the page shows, the costliest first."""
+"""The number of groups of each kind that the page shows, the costliest first."""
 MAX_ANSWERS = 6
-"""Wrong answers of a group that the page names, the commonest first."""
+"""The number of different wrong answers of a group that the page names, the commonest first."""
 MIN_CASES = 5
-"""Cases that a group needs to be ranked: of fewer, an interval says nothing."""
+"""Cases that a group needs to be ranked: an interval over fewer cases says nothing."""
 
 NO_RULE = "none"
-"""The rule of a case whose task does not say which one decided."""
+"""The rule of a case whose task does not name the deciding rule."""
 
 
 class Group(Strict):
-    """Cases that have something in common, and how they were answered in all modes together."""
+    """Cases with a common property, and their answers in all modes together."""
 
     by: str
-    """What they have in common: rule, level, age, boundary, trigger, or error."""
+    """The kind of the property: a slice of the task, such as rule or boundary, or `trigger`, or `error`."""
     value: str
     n: int = Field(gt=0)
-    """Cases."""
+    """Number of cases."""
     wrong: dict[str, Estimate]
     """By mode: the share of answers that are not the gold label, unreadable ones included."""
     cost: Estimate
     """Mean clinical cost of an answer, all modes together; the interval is a bootstrap over cases or clusters."""
     total: float
-    """Clinical cost of the group's answers for every 100 answers of the pool: what its repair is worth."""
+    """Clinical cost of the group's answers per 100 answers of the pool: what its repair is worth."""
     answers: dict[str, int]
-    """Wrong answers by what was answered."""
+    """The number of wrong answers by label."""
 
     @property
     def commonest(self) -> list[tuple[str, int]]:
-        """The same, the commonest first; those that the page does not name are one entry."""
+        """`answers` as pairs, the commonest first; answers that the page does not name are summed up in one entry."""
         ranked = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
         named, others = ranked[:MAX_ANSWERS], ranked[MAX_ANSWERS:]
         return named + ([(f"{len(others)} more", sum(count for _, count in others))] if others else [])
 
 
 class WrongAnswer(Strict):
-    """One wrong answer in full; of an imported case, without the request and the text."""
+    """One wrong answer in full; for an imported case, without the case's text and the model's."""
 
     case_id: str
     mode: str
@@ -98,13 +98,13 @@ class MineReport(Strict):
     modes: dict[str, dict[str, Any]]
     """Decoding of each mode."""
     n: int = Field(gt=0)
-    """Cases; each is answered once a mode."""
+    """Number of cases; each is answered once in each mode."""
     wrong: dict[str, Estimate]
     """By mode."""
     cost: Estimate
     """Mean clinical cost of an answer."""
     groups: tuple[Group, ...]
-    """Of each kind, the costliest first; kinds in a fixed order."""
+    """The groups of each kind, the costliest first; the kinds are in a fixed order."""
     worst: tuple[WrongAnswer, ...]
     note: str = NOTE
 
@@ -112,8 +112,8 @@ class MineReport(Strict):
 def stage(params: Params, name: str) -> None:
     """Let a version answer its mine data; write the graded answers, and the report as JSON, page and plot.
 
-    Raises ParamsError if params.yaml mines no errors of `name`, ArtefactError if an input is missing, altered, or
-    drawn from another pool, and Busy if another command mines the same version.
+    Raises ParamsError if `mining` in params.yaml does not have `name`, ArtefactError if an input is missing, altered,
+    or drawn from another pool, and Busy if another command analyses the same version.
     """
     if name not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of {name!r}; {did_you_mean(name, params.mining)}")
@@ -149,7 +149,7 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
 
 
 def report_of(run: Run) -> MineReport:
-    """The report on a run over the mine pool. Pure."""
+    """The report on a run over the mine pool. A pure function."""
     task = run.task
     clusters = run.clusters or [""] * len(run.cases)
     lines = [
@@ -181,7 +181,8 @@ def report_of(run: Run) -> MineReport:
 
 
 def read_report(params: Params, version: str) -> MineReport:
-    """The mining report of a version as it is now. Raises ArtefactError for one about another adapter or data."""
+    """The error analysis of a version. Raises ParamsError if params.yaml has none, and ArtefactError if it is missing,
+    or about another adapter or other data than are here now."""
     again = f"run `dvc repro mine@{version}`"
     if version not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of {version}; add mining.{version} with its mine data")
@@ -208,7 +209,7 @@ def of_kind(report: MineReport, by: str) -> list[Group]:
 
 
 def kinds(task: Task) -> dict[str, Callable[["_Line"], Sequence[str]]]:
-    """What answers are grouped by. A case may belong to several groups of one kind, or to none."""
+    """The kinds of groups: for each, a function from an answer to its groups, which may be one, several or none."""
     slices = {by: (lambda line, of=of: [of(line.case)]) for by, of in task.reporting.slices.items()}
     return {
         **slices,
@@ -218,7 +219,7 @@ def kinds(task: Task) -> dict[str, Callable[["_Line"], Sequence[str]]]:
 
 
 class _Line:
-    """One graded answer with its case and what it costs."""
+    """One graded answer with its case and its cost."""
 
     def __init__(self, case: Case, line: Graded, task: Task, cluster: str) -> None:
         gold = task.label(case)
@@ -277,7 +278,7 @@ def _wrong(lines: Sequence[_Line]) -> Estimate:
 
 
 def _cost(lines: Sequence[_Line]) -> Estimate:
-    """Mean cost of an answer. Cases or clusters are drawn with replacement: a case's answers in two modes are alike."""
+    """Mean cost of an answer. The bootstrap draws cases or clusters, since answers to a case in two modes are alike."""
     clusters, by_case = {line.case.id: line.cluster for line in lines}, dict[str, list[float]]()
     for line in lines:
         by_case.setdefault(line.case.id, []).append(line.cost)
@@ -286,5 +287,5 @@ def _cost(lines: Sequence[_Line]) -> Estimate:
 
 
 def _clusters(names: list[str]) -> list[str] | None:
-    """The clusters, where there are several: of one a draw shows no spread, so that cases are drawn."""
+    """The clusters, or None, so that cases are drawn, if there is only one: draws of one cluster would not differ."""
     return names if len(set(names)) > 1 else None

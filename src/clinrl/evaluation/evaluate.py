@@ -1,8 +1,8 @@
-"""The exam: a version, or the base, answers every case in every mode; the answers are graded, kept and reported.
+"""The exam: a version, or the base, answers every case in every mode; the answers are graded, stored and reported.
 
-Graded answers go to `paths.graded(name)`, one JSON Lines file a mode, in exam order. Where the task has input variants,
-the first mode with thinking is asked once more under each. Everything in `paths.report(name)` follows from the graded
-answers, from those of the parent and from the training cases.
+Graded answers go to `paths.graded(name)`, one JSON Lines file per mode, in exam order. If the task has input variants,
+the first mode with thinking answers the cases once more under each. Everything in `paths.report(name)` follows from the
+graded answers, from those of the parent and from the training cases.
 """
 
 import csv
@@ -58,11 +58,11 @@ from clinrl.types import Case, Graded, Transcript
 
 
 def stage(params: Params, name: str) -> None:
-    """Evaluate a version, a merge, or `<task>-base`: write its graded answers and its reports; or a rival.
+    """Evaluate a version, a merge or `<task>-base`, and write its graded answers and reports; or evaluate a rival.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
-    for another task version or without the exam's proof, or if the parent took another exam, Busy if another command
-    evaluates the same name. Killed, it goes on from its journal when it is started again, to the same bytes.
+    for another task version or without the exam's proof, or if the parent took another exam, and Busy if another
+    command evaluates the same name. If it is killed, the same command continues from its journal, to the same bytes.
     """
     if name in params.rivals:
         rival.stage(params, name)
@@ -73,7 +73,7 @@ def stage(params: Params, name: str) -> None:
         run = open_run(params, model)
         training = [*chain.from_iterable(corpora(params, model).values())] if model.data else []
         inputs = {"exam": run.exam_digest, **made_of(task, model.folder)}
-        # Before the expensive part: a parent that took another exam is found out now.
+        # Checked before the expensive part, and the parent's answers too, which may be to another exam.
         check_apart(params, run.model, run.cases)
         parent = {mode: answers for mode in run.modes if (answers := load_parent(run, mode)) is not None}
         judges = Judges(paths.base(task.name))
@@ -89,7 +89,7 @@ def stage(params: Params, name: str) -> None:
 
 
 def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
-    """Write the graded answers of a run and seal them. Of imported cases no text is kept."""
+    """Write the graded answers of a run and seal them. For imported cases no text is stored."""
     model, by_id = run.model, {case.id: case for case in run.cases}
     with staged(target) as out:
         for mode, lines in run.graded.items():
@@ -114,9 +114,9 @@ def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
 
 
 def check_apart(params: Params, model: Model, cases: Sequence[Case]) -> None:
-    """Refuse imported cases that share a patient or a text with what the model or its ancestors trained on.
+    """Refuse imported cases that share a patient or a text with training cases of the model or its ancestors.
 
-    Raises DataError, and ArtefactError if training data is missing.
+    Raises DataError for such a case, and ArtefactError if training data is missing.
     """
     if model.kind == "base" or not any(map(importing.is_imported, cases)):
         return
@@ -127,7 +127,7 @@ def check_apart(params: Params, model: Model, cases: Sequence[Case]) -> None:
 
 
 def seen_by(params: Params, run: Run) -> Estimates:
-    """The share of the exam's clauses in what the model learned from: its data sets, or a base's own corpus."""
+    """The share of the exam's clauses that are in the model's training data sets, or in the corpus of a base."""
     model, task = run.model, run.task
     if task.reporting.clauses is None or model.kind == "merge":
         return {}
@@ -144,30 +144,30 @@ def answer_exam(
     parent: Mapping[str, Answers] = MappingProxyType({}),
     journal: Journal | None = None,
 ) -> Run:
-    """The run with its cases answered and graded in every mode, the model loaded once.
+    """The run with its cases answered and graded in every mode. The model is loaded once.
 
-    The first mode with thinking is asked under each input variant too, about the cases that have it. Where answers are
-    ordered, their probabilities are kept, input variants left out; vLLM is not asked for them. Modes and variants are
-    asked side by side where several processors are this stage's: no answer depends on what else is asked. Raises
-    ArtefactError if the answers of `parent` are by another sampler, before anything is asked.
+    The first mode with thinking also answers the cases under each input variant that they have. If a task's answers are
+    ordered, their probabilities are kept, except under input variants and from vLLM. If this stage has several
+    processors, modes and variants run in parallel, since no answer depends on another. Raises ArtefactError before the
+    first answer if those of `parent` are from another sampler.
     """
     model, task = run.model, run.task
     sampler = open_sampler(params, model)
     run, sampler.journal = replace(run, sampler=sampler.identity), journal
     for mode, others in parent.items():
         comparable(run.answers(mode), others)
-    asked = {mode: (mode, run.shown) for mode in params.modes}
+    passes = {mode: (mode, run.shown) for mode in params.modes}
     thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
     for variant in model.variants if thoughtful else ():
         cases = [other for case in run.cases if (other := task.reporting.variants[variant](case)) is not None]
-        asked |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
+        passes |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
 
-    def answered(name: str) -> tuple[list[Graded], Any]:
+    def answer_pass(name: str) -> tuple[list[Graded], Any]:
         if task.shares_threads:
             determinism.share()
         if journal is not None:
             journal.begin(name)
-        mode, shown = asked[name]
+        mode, shown = passes[name]
         watch = None
         if task.ordered is not None and name == mode and sampler.can_watch:
             from clinrl.models.probabilities import Watch
@@ -182,9 +182,9 @@ def answer_exam(
         graded = grade(task, mode, shown, transcripts, model.reward, judges)
         return graded, watch.read(task, shown, graded, thinking=params.modes[mode].thinking) if watch else None
 
-    programs = [partial(answered, name) for name in asked]
+    programs = [partial(answer_pass, name) for name in passes]
     results = forkserver.results(programs) if task.shares_threads else [program() for program in programs]
-    found = dict(zip(asked, results, strict=True))
+    found = dict(zip(passes, results, strict=True))
     return replace(
         run,
         graded={name: graded for name, (graded, _) in found.items()},
@@ -200,7 +200,7 @@ def grade(
     reward: BaseModel,
     judges: Judges | None = None,
 ) -> list[Graded]:
-    """Parse and score transcripts, one a case, in order. The judges are those of the task's base by default."""
+    """Parse and score transcripts, one per case, in order. By default the judges are those of the task's base."""
     pairs = list(zip(cases, transcripts, strict=True))
     earned = scores(task, pairs, reward, judges or Judges(paths.base(task.name)))
     return [
@@ -210,7 +210,7 @@ def grade(
 
 
 def responses_of(run: Run, judges: Judges) -> Responses:
-    """The judge responses that the task's qualities need about the answers of a run, input variants left out."""
+    """The judge responses that the task's qualities need for the answers of a run, without those to input variants."""
     by_id = {case.id: case for case in run.shown}
     pairs = [(by_id[line.case_id], line.transcript) for mode in run.modes for line in run.graded[mode]]
     return judge_responses(run.task, pairs, judges)
@@ -223,27 +223,27 @@ def reports_of(
     responses: Responses = NO_RESPONSES,
     seen: Estimates | None = None,
 ) -> dict[str, EvalReport]:
-    """The report of each mode of a run. Asks no model.
+    """The report of each mode of a run. It needs no model.
 
-    `parent` holds the parent's answers by mode; it is empty for a base, and so is `training`. `responses` are those of
-    the judges that the task's qualities need, `seen` the exam's clauses in what the model learned from.
+    `parent` has the parent's answers by mode; it is empty for a base, and so is `training`. `responses` are the judge
+    responses that the task's qualities need, `seen` is the result of `seen_by`.
     """
     rows = baselines.answers(run.task, run.cases, training)
     lazy = {row: row_metrics(run, answers) for row, answers in rows.items()}  # the same in every mode
     reports = {}
     for mode in run.modes:
-        mine = run.answers(mode)
+        own = run.answers(mode)
         rivals = [parent[mode]] if mode in parent else []
         others = (rows_of(run, parent[mode]) if mode in parent else {}) | lazy
         if baselines.BAG_OF_WORDS in rows:
-            rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
-        tests = [test for rival in rivals for test in compare(mine, rival, run.task.compared)]
+            rivals.append(replace(own, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
+        tests = [test for rival in rivals for test in compare(own, rival, run.task.compared)]
         reports[mode] = build(run, mode, others=others, tests=tests, responses=responses, seen=seen)
     return reports
 
 
 def write_reports(out: Path, run: Run, reports: Mapping[str, EvalReport]) -> None:
-    """Write reports, tables and plots of a run into a folder. Asks no model."""
+    """Write the reports, tables and plots of a run into a folder. It needs no model."""
     task, model = run.task, run.model
     answers = {mode: run.answers(mode).answers for mode in run.modes}
     for mode, report in reports.items():
@@ -263,10 +263,10 @@ def write_reports(out: Path, run: Run, reports: Mapping[str, EvalReport]) -> Non
 
 
 def write_pages(folder: Path, model: Model, modes: Iterable[str]) -> list[Path]:
-    """Write the page and the figures of an exam from the reports in a folder. Loads no model.
+    """Write the page and the figures of an exam from the reports in a folder. It loads no model.
 
-    Returns the files that are not here, and whose figures were left as they are. Raises FileNotFoundError if a report
-    is missing.
+    Returns the missing files whose figures were therefore not drawn again. Raises FileNotFoundError if a report is
+    missing.
     """
     modes = list(modes)
     reports = [EvalReport.model_validate(load(folder / f"{mode}.json", model.task, modes)) for mode in modes]

@@ -1,4 +1,4 @@
-"""What a notebook asks for: a model evaluated, and two compared, as records. Nothing is written below data/."""
+"""Functions for notebooks, which evaluate a model or compare two and return reports. They write nothing below data/."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from clinrl.registry.versions import Champion
 
 GIVEN = "given cases"
-"""What a report names as its exam when the cases were given."""
+"""The name of the exam in a report on given cases."""
 
 
 def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | None = None) -> dict[str, EvalReport]:
-    """The report of each mode on a model: of its exam, or of the given cases. Asks the model; writes nothing.
+    """Let a model answer its exam, or the given cases, and return the report of each mode. Writes nothing.
 
-    `model` is a version, a merge or `<task>-base`, or one of the registry, whose adapter must lie here. The training
-    cases are not read, so no row of the report has learned from them. Raises ParamsError for an unknown name,
-    ArtefactError if an input is missing or altered, or is another model than that of the registry.
+    `model` is a version, a merge or `<task>-base`, or one of the registry, whose adapter must be in this checkout. The
+    training cases are not read, so the reports have no rows that learn from them. Raises ParamsError for an unknown
+    name, ArtefactError if an input is missing or altered, or differs from the model in the registry.
     """
     chosen = params.model(_name(model))
     digests = made_of(chosen.task, chosen.folder)
@@ -47,7 +47,7 @@ def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | 
 
 
 def compare(params: "Params", first: "str | Champion", second: "str | Champion") -> dict[str, tuple[Paired, ...]]:
-    """The paired tests between two models that took the same exam, by mode, on their graded answers. Asks no model.
+    """The paired tests between two models that took the same exam, by mode, from their graded answers.
 
     Raises ParamsError for an unknown name, ArtefactError if answers are missing, altered or of another exam.
     """

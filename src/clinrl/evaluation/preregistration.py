@@ -1,4 +1,4 @@
-"""The plan of a comparison as params.yaml and the data have it now, and whether it is the one that was registered."""
+"""The plan of a comparison by the present params.yaml and data, and the check that it is the registered one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from clinrl.artifacts import digest
 from clinrl.config.comparisons import Primary, check_design_effect
 from clinrl.config.params import Params
 from clinrl.config.recipes import recipe_of
-from clinrl.data.reward_audit import identity_proven
+from clinrl.data.reward_audit import identity_in_proof
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.error_analysis import MineReport
 from clinrl.tasks.parts import Share
@@ -30,11 +30,11 @@ def primary_of(params: Params, name: str) -> Primary:
 
 
 def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant: Mapping[str, float]) -> Registration:
-    """What would be registered now, without its forecasts. `run` is the base's exam; `discordant` holds the expected
-    share of each mode.
+    """The plan as it would be registered now, without its forecasts.
 
-    Raises ArtefactError if data that a version trains on has no proof, or if the exam has no case for the measure, and
-    ParamsError if its cases come in clusters and no design effect is given.
+    `run` is the base's exam, `discordant` the expected share of discordant cases in each mode. Raises ArtefactError if
+    the data of a version has no proof, or if the exam has no case for the measure, and ParamsError if the exam's cases
+    are clustered and no design effect is given.
     """
     spec, primary, task = params.comparisons[name], primary_of(params, name), run.task
     metric = task.metrics[primary.measure]
@@ -61,7 +61,7 @@ def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant
         second=primary.second,
         versions=spec.primary_rows,
         exam=run.model.exam,
-        data={run.model.exam: run.exam_digest, **{data: identity_proven(data) for data in training}},
+        data={run.model.exam: run.exam_digest, **{data: identity_in_proof(data) for data in training}},
         n=len(inside),
         clusters=clusters,
         scale=params.scale,
@@ -81,11 +81,12 @@ def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant
 
 
 def discordant_shares(params: Params, name: str) -> dict[str, float]:
-    """The share of cases that is expected to be discordant, by mode: given, or from the parent's error analysis.
+    """The share of cases that is expected to be discordant, by mode, from params.yaml or the parent's error analysis.
 
-    From the latter as if both erred as often as the parent, and independently: 2 w (1 - w), and at least the smallest
-    effect of interest. Models of one lineage err on the same cases more often, so this is the cautious end. Raises
-    ArtefactError if that report is missing.
+    The latter gives w, the parent's share of errors. If both rows erred as often as the parent, and independently,
+    2 w (1 - w) of the cases would be discordant; at least the smallest effect of interest is assumed. Models of one
+    lineage err on the same cases more often than that, so this is the cautious end. Raises ArtefactError if the error
+    analysis is missing.
     """
     primary, rows = primary_of(params, name), params.comparisons[name].primary_rows
     if primary.discordant is not None:
@@ -104,9 +105,9 @@ def discordant_shares(params: Params, name: str) -> dict[str, float]:
 
 
 def registered(params: Params, name: str, run: Run) -> Registration:
-    """The registration of a comparison, which is the plan of params.yaml and of the data still.
+    """The registration of a comparison, checked to be the plan of the present params.yaml and data.
 
-    Raises ArtefactError if there is none, or naming what differs.
+    Raises ArtefactError if there is none, or if the plan differs; it then names the differences.
     """
     path = paths.preregistration(name)
     try:
@@ -121,11 +122,11 @@ def registered(params: Params, name: str, run: Run) -> Registration:
             f"{path} is no registration: {error.errors()[0]['msg']}; restore it with `git checkout {path}`"
         ) from None
     primary = primary_of(params, name)
-    # What an error analysis gave is not asked again: another one may have been made since.
+    # Shares from an error analysis are taken as registered: the analysis may have been repeated since.
     assumed = {mode: found.discordant.get(mode, 1.0) for mode in primary.modes}
     discordant = assumed if primary.discordant is None else dict.fromkeys(primary.modes, primary.discordant)
     planned = plan(params, name, run, retrospective=found.retrospective, discordant=discordant)
-    if not found.test:  # it was written when plans did not say; the report says so
+    if not found.test:  # plans once did not name their test; the report says so
         planned = planned.model_copy(update={"test": ""})
     if differing := list(changes(found, planned)):
         raise ArtefactError(
@@ -136,7 +137,7 @@ def registered(params: Params, name: str, run: Run) -> Registration:
 
 
 def _recipe(params: Params, version: str) -> str:
-    """Digest of all that makes a version but its seed: parent, data as specified, and the recipe at this scale."""
+    """The digest of all that determines a version except its seed: parent, data spec, and recipe at this scale."""
     spec = params.versions[version]
     made: dict[str, Any] = spec.model_dump(mode="json", exclude={"why", "seed"})
     recipe = recipe_of(params.profiles[spec.profile], params.lora(version), params.trainer(spec.profile))

@@ -1,8 +1,8 @@
-"""What an exam left, small enough for git: answers without their text, and the digests on which comparisons depend.
+"""The record of an exam, small enough for git: answers without their text, and the digests on which comparisons depend.
 
-A comparison of versions rests on these files alone, so a clone that has none of the transcripts makes it again, and
-versions may be trained on different days and machines. A stage of DVC cannot list as many inputs as a comparison has
-versions, but it can depend on a folder: on that of a task's records. A new version then needs no edit of dvc.yaml.
+Comparisons need only these files. So a clone without transcripts can repeat them, and versions may be trained on
+different days and machines. A stage of DVC cannot list an input for each version of a comparison, but it can depend on
+the folder with a task's records. A new version then needs no edit of dvc.yaml.
 """
 
 from collections.abc import Sequence
@@ -24,36 +24,36 @@ from clinrl.types import Case, Graded, Strict, Unreadable
 
 
 class Given(Strict):
-    """What a model answered in one mode, and under one input variant, in exam order."""
+    """The answers of a model in one mode and under one input variant, in exam order."""
 
     answers: tuple[int | str | Unreadable, ...]
     qualities: dict[str, tuple[float | None, ...]]
-    """Of each quality that asks no judge, its number for every case. Imported cases have none: no text is kept."""
+    """The value of each quality that needs no judge, by case. Empty for imported cases, whose text is not kept."""
 
 
 class Record(Strict):
-    """The exam of a model, or of a classifier. Holds no times: equal answers give equal bytes."""
+    """The exam of a model, or of a classifier. It has no times, so equal answers give equal bytes."""
 
     name: str
     task_version: int
     exam_digest: str
     adapter_digest: str = ""
-    """Empty for a classifier, which has none."""
+    """Empty for a classifier."""
     modes: dict[str, dict[str, Any]]
-    """How each mode decoded."""
+    """The decoding of each mode."""
     sampler: dict[str, str] = Field(default_factory=dict, exclude_if=lambda sampler: not sampler)
-    """Who wrote the answers; empty at the embedded scale."""
+    """The identity of the sampler; empty at the embedded scale."""
     given: dict[str, Given]
-    """By mode; by `<mode>.<variant>` too, where it was asked under variants: as given, for a case that has it not."""
+    """The answers by mode, and by `<mode>.<variant>` if there are input variants. A case without the variant has its
+    answer without variant there."""
     learned: dict[str, int] = Field(default_factory=dict, exclude_if=lambda learned: not learned)
-    """Number of cases by their source, of a classifier."""
+    """For a classifier, the number of its training cases by source."""
     md5: dict[str, str] = Field(default_factory=dict)
-    """DVC's digests, as dvc.lock has them: of the answers with their text, the reports, and the cases that they are
-    about and were learned from."""
+    """DVC's digests, as in dvc.lock, of the graded answers, the reports, the exam, and the training cases."""
 
 
 def record_of(run: Run) -> Record:
-    """What is recorded of a run that was graded."""
+    """The record of a graded run, without its digests."""
     given = {}
     for mode in run.modes:
         lines = run.graded[mode]
@@ -85,7 +85,7 @@ def _given(task: Task, cases: Sequence[Case], lines: Sequence[Graded], variant: 
 
 
 def load_record(run: Run, name: str, stage: str = "evaluate") -> Record:
-    """What `name` answered to the exam of a run, in a stage of dvc.yaml.
+    """The record of `name` on the exam of a run; `stage` is the stage of dvc.yaml that writes it, for the advice.
 
     Raises ArtefactError if it is missing or does not answer each case.
     """
@@ -102,19 +102,19 @@ def load_record(run: Run, name: str, stage: str = "evaluate") -> Record:
 
 
 def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = None) -> Answers:
-    """The answers of a record in a mode of a run's exam.
+    """The answers of a record to the exam of a run in one mode.
 
-    Raises ArtefactError if they answer another exam, were decoded otherwise, or are not those that the report is about.
+    Raises ArtefactError if they are to another exam, were decoded differently, or are not those in the report.
     """
     path, advice = paths.exam_record(run.task.name, found.name), f"run `dvc repro evaluate@{found.name}`"
     if mode not in found.given:
         raise ArtefactError(f"{path} has no answers in mode {mode}, only in {', '.join(found.modes)}; {advice}")
-    asked = run.answers(mode)
+    expected = run.answers(mode)
     answers = replace(
-        asked, name=found.name, task_version=found.task_version, mode_spec=found.modes[mode],
+        expected, name=found.name, task_version=found.task_version, mode_spec=found.modes[mode],
         exam_digest=found.exam_digest, answers=list(found.given[mode].answers), sampler=found.sampler,
     )  # fmt: skip
-    comparable(asked, answers)
+    comparable(expected, answers)
     if report is None:
         return answers
     comparable(answers, report)
@@ -127,13 +127,13 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
     if differing or report.adapter_digest != found.adapter_digest:
         what = f"give another {differing[0]} than" if differing else "are of another adapter than"
         written = paths.report(found.name) / f"{mode}.json"
-        advice = f"run `dvc repro --force --single-item evaluate@{found.name}`"  # for DVC they may be up to date
+        advice = f"run `dvc repro --force --single-item evaluate@{found.name}`"  # DVC may call it up to date
         raise ArtefactError(f"the answers in {path} {what} {written}; {advice}")
     return answers
 
 
 def write_record(task: Task, record: Record, exam: str, data: str | None) -> None:
-    """Write the record of an exam, with the digests of what it came from. Raises OSError if one cannot be read."""
+    """Write the record of an exam, with the digests of its inputs. Raises OSError if one of them cannot be read."""
     kept = [paths.graded(record.name), *sorted(paths.report(record.name).glob("*.json"))]
     used = [*(path for path in kept if path.exists()), *(paths.cases(cases) for cases in (exam, data) if cases)]
     whole = record.model_copy(update={"md5": {path.as_posix(): md5(path) for path in used}})

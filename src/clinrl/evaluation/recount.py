@@ -1,6 +1,6 @@
-"""A written report, checked against the graded answers that it is about, and they against their transcripts.
+"""Checks written reports against their graded answers, and these against their transcripts.
 
-Every number that needs no model is counted anew: a report is a file like any, and numbers in it can be edited.
+Every number that needs no model is computed again, since numbers in a report can be edited as in any file.
 """
 
 import json
@@ -39,15 +39,15 @@ from clinrl.tasks.parts import no_requests
 from clinrl.types import Graded
 
 TOLERANCE = 1e-6
-"""Intervals are drawn with other numbers in their last place on another machine; no reader sees less than this."""
+"""Bootstrap intervals may differ in their last digits on another machine; no page shows a difference as small."""
 
 
 def reports(params: Params, name: str) -> dict[str, EvalReport]:
-    """The reports of a version, a merge or a base, by mode, each of whose numbers follows from its answers.
+    """The reports of a version, a merge or a base, by mode, after a check that their numbers follow from the answers.
 
-    Not counted anew: what other models say of the answers, what thresholds on a model's probabilities reach, and the
-    rows of simple policies, which the gate computes for itself. Raises ArtefactError naming the report and the number
-    that does not follow, or the answer that is not what its transcript says.
+    Not computed again are measures by judges, the results of thresholds on a model's probabilities, and the rows of
+    simple policies, which the gate computes itself. Raises ArtefactError naming the report and the number that does not
+    follow, or the answer that differs from its transcript.
     """
     run = open_run(params, params.model(name))
     folder = paths.graded(name)
@@ -74,14 +74,14 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
 
 
 def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
-    """The modes in the order in which they were compared: params.yaml may name them in another one by now."""
+    """The modes in the order in which the report compares them: that in params.yaml may have changed since."""
     tests = written.get("between_modes", {}) if isinstance(written, Mapping) else {}
     orders = list(permutations(modes))
     return next((order for order in orders if {f"{a}_{b}" for a, b in combinations(order, 2)} == set(tests)), orders[0])
 
 
 def _check_scores(run: Run, mode: str, path: Path) -> None:
-    """Refuse scores that are not what the reward gives, where it asks no judge and the text was kept."""
+    """Refuse scores that differ from the reward's. Skipped if the reward needs a model, or the text was not kept."""
     model = run.model
     if models_of(run.task, model.reward) or any(map(is_imported, run.cases)):
         return
@@ -107,7 +107,7 @@ def _graded(run: Run, mode: str, lines: list[Graded]) -> dict[str, list[Graded]]
 
 
 def _count(run: Run, mode: str, seen: Estimates) -> dict[str, Any]:
-    """The report as its answers give it, without what needs a judge and without the rows of simple policies."""
+    """The report computed from the answers, without measures by judges and without the rows of simple policies."""
     others, tests = {}, []
     if run.model.parent is not None and paths.graded(run.model.parent).exists():
         parent = load_parent(run, mode)
@@ -119,18 +119,19 @@ def _count(run: Run, mode: str, seen: Estimates) -> dict[str, Any]:
 
 
 def _check_same(page: str, counted: Any, written: Any, name: str) -> None:
-    """Raise ArtefactError if a number that was counted is not the one that is written."""
-    for place, mine, theirs in _differences(counted, written):
+    """Raise ArtefactError if a written number differs from the computed one."""
+    for place, right, wrong in _differences(counted, written):
         raise ArtefactError(
-            f"{page} says that {place} is {to_text(theirs)}, but its answers give {to_text(mine)}: it was edited; "
+            f"{page} says that {place} is {to_text(wrong)}, but its answers give {to_text(right)}: it was edited; "
             f"{_again(name)}"
         )
 
 
 def _differences(counted: Any, written: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where a record that was counted differs from the one that is written. What was not counted is passed over.
+    """The places where a written record differs from the computed one, with both values.
 
-    Rows and tests are lists with names; measures by other models are in the written mapping of metrics alone.
+    Values that were not computed are skipped: rows and tests are compared by name, and judges' measures are only in
+    the written mapping of metrics.
     """
     if at in ("rows", "paired"):
         counted, written = _named(counted), _named(written)
@@ -142,8 +143,8 @@ def _differences(counted: Any, written: Any, at: str = "") -> Iterator[tuple[str
             place = f"{at}.{key}" if at else str(key)
             yield from _differences(counted.get(key), written.get(key), place)
     elif isinstance(counted, list) and isinstance(written, list) and len(counted) == len(written):
-        for number, (mine, theirs) in enumerate(zip(counted, written, strict=True)):
-            yield from _differences(mine, theirs, f"{at}.{number}")
+        for number, (one, other) in enumerate(zip(counted, written, strict=True)):
+            yield from _differences(one, other, f"{at}.{number}")
     elif not _equal(counted, written):
         yield at, counted, written
 
@@ -171,4 +172,4 @@ def _page(name: str, mode: str) -> str:
 
 
 def _again(name: str) -> str:
-    return f"restore it with `git checkout {paths.report(name)}` and `dvc checkout`, or examine {name} anew"
+    return f"restore it with `git checkout {paths.report(name)}` and `dvc checkout`, or evaluate {name} again"

@@ -1,4 +1,4 @@
-"""A classifier that learned from all that a lineage has seen, base included, and took its exam: a row to beat."""
+"""A rival: a classifier that learns from all labels of a lineage, the base's included, and takes the same exam."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -18,9 +18,9 @@ from clinrl.tasks.base import get_task
 from clinrl.types import Case
 
 
-def learned(params: Params, name: str) -> dict[str, list[Case]]:
-    """What a rival learns from, by source: the data sets as they are labelled, and the cases that the embedded base
-    learned from, all labelled by the edition of the exam."""
+def training_cases(params: Params, name: str) -> dict[str, list[Case]]:
+    """The training cases of a rival by source: its data sets with their labels, and the corpus of the embedded base,
+    labelled by the edition of the exam."""
     spec = params.rivals[name]
     task, base = get_task(spec.task), params.bases[spec.task].embedded
     chosen = getattr(params.all_data[spec.exam], "edition", "") or next(iter(task.checks.editions), "")
@@ -29,14 +29,17 @@ def learned(params: Params, name: str) -> dict[str, list[Case]]:
 
 
 def stage(params: Params, name: str) -> None:
-    """Write the record of a rival's exam. Raises ArtefactError as `open_run`, and Busy if another command writes it."""
+    """Train a rival and write the record of its exam.
+
+    Raises ArtefactError for the same reasons as `open_run`, and Busy if another command writes the record.
+    """
     spec = params.rivals[name]
     run = open_run(params, params.model(f"{spec.task}-base"))
     with exclusive(paths.exam_record(spec.task, name)):
-        by_source, task = learned(params, name), run.task
+        by_source, task = training_cases(params, name), run.task
         cases = list(chain.from_iterable(by_source.values()))
-        texts, asked = ([text(task, case) for case in some] for some in (cases, run.cases))
-        given = Given(answers=tuple(boosted_trees(texts, [task.label(case) for case in cases], asked)), qualities={})
+        texts, exam = ([text(task, case) for case in some] for some in (cases, run.cases))
+        given = Given(answers=tuple(boosted_trees(texts, [task.label(case) for case in cases], exam)), qualities={})
         record = Record(
             name=name,
             task_version=task.version,
@@ -49,6 +52,9 @@ def stage(params: Params, name: str) -> None:
 
 
 def load_rivals(run: Run, rows: Mapping[str, str]) -> dict[str, Sequence[Any]]:
-    """Answers in exam order, by row; `rows` has the rival of each. Raises ArtefactError for those to another exam."""
+    """The rivals' answers in exam order, by row; `rows` maps each row to its rival.
+
+    Raises ArtefactError for answers to another exam.
+    """
     first = next(iter(run.modes))
     return {row: answers_of(run, first, load_record(run, name, "rival")).answers for row, name in rows.items()}

@@ -1,4 +1,4 @@
-"""Who answers an exam: a model that is loaded here, or a server; and where what it wrote is kept meanwhile."""
+"""Opens the sampler that answers an exam, a model in this process or a server, and the journal of its answers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from clinrl.tasks import importing
 
 
 def open_sampler(params: Params, model: Model) -> Sampler:
-    """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
+    """The sampler of a model, with its weights loaded. It also makes this process deterministic."""
     determinism.settle(SEED, shares=model.task.shares_threads)  # before torch is imported
     from clinrl.models import bases, engine, opening
 
@@ -55,8 +55,7 @@ def open_sampler(params: Params, model: Model) -> Sampler:
 
 
 def open_journal(params: Params, run: Run, inputs: Mapping[str, str]) -> Journal | None:
-    """What was written of an exam that was killed; new where nothing was. None for imported cases, of which no text is
-    kept."""
+    """The journal of an exam: that of a killed run, or a new one. None for imported cases, whose text is not stored."""
     if any(map(importing.is_imported, run.cases)):
         return None
     model = run.model

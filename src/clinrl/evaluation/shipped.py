@@ -1,6 +1,6 @@
-"""`clinrl try`: a model answers one drawn case in each mode, from an installation alone or in a checkout.
+"""`clinrl try`: a model answers one drawn case in each mode, in a checkout or from an installed wheel alone.
 
-A wheel of `make wheel` holds a project in small, in the places of a checkout; all is read and verified as there.
+A wheel of `make wheel` contains a small project with the paths of a checkout, which is read and verified like one.
 """
 
 import json
@@ -29,21 +29,21 @@ from clinrl.reports.numbers import percent
 from clinrl.tasks.base import EXACT
 
 FOLDER = Path(__file__).parents[1] / "shipped"
-"""What a wheel holds beside the code. A checkout has none: its working directory is the project there."""
+"""The project inside a wheel. A checkout does not have this folder: there, the working directory is the project."""
 COLOURS = {
-    r"^(?!  ).*": "bold",  # headings; whatever a model wrote is indented
+    r"^(?!  ).*": "bold",  # headings; text of a model is indented
     r"(?<=  )right$|(?<=  )\+\d+\.\d{4}$": "green",
     r"(?<=  )wrong: .*|(?<=  )-\d+\.\d{4}$": "red",
     r"^  (thinks|says|calls)  ": "dim",
 }
-"""Pattern in a line of an episode to its style on a terminal."""
+"""Patterns in the lines of an episode, and their styles on a terminal."""
 
 
 def stage(name: str, *, seed: int, as_json: bool = False) -> None:
-    """Draw a case of the pool `mine`, which no training and no exam has, and print what a version answers in each mode.
+    """Draw a case of the mine pool, which no training and no exam uses, and print a version's answer in each mode.
 
-    `name` is a version or a task; another raises ParamsError. Raises ArtefactError if no such model is here, or if one
-    was altered.
+    `name` is a version or a task. Raises ParamsError for any other name, and ArtefactError if the model is missing or
+    altered.
     """
     with chdir(FOLDER if FOLDER.is_dir() else Path()):
         if not Path("params.yaml").exists():
@@ -54,10 +54,10 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
         model = params.model(_version(params, name))
         task, digests = model.task, made_of(model.task, model.folder)
         (case,) = task.cases(1, seed, pool="mine", mix=task.checks.mixes[0])
-        asked = replace(model, exam=f"a case drawn with seed {seed}", variants=())
-        run = run_of(params, asked, [case], digest([case.id]))
+        examined = replace(model, exam=f"a case drawn with seed {seed}", variants=())
+        run = run_of(params, examined, [case], digest([case.id]))
         run = answer_exam(params, replace(run, adapter_digest=digests["adapter"]), Judges(paths.base(task.name)))
-        episodes = [episode_of(asked, case, run.graded[mode][0], number=1, of=1) for mode in params.modes]
+        episodes = [episode_of(examined, case, run.graded[mode][0], number=1, of=1) for mode in params.modes]
         reports = [load_report(model.name, mode) for mode in params.modes]
         if {report.adapter_digest for report in reports} != {digests["adapter"]}:
             raise ArtefactError(f"{model.folder} is not what the reports of {model.name} are about; run `dvc checkout`")
@@ -76,7 +76,8 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
 
 
 def _version(params: Params, name: str) -> str:
-    """The version of this name, if it is here, or the last one in params.yaml of the task of this name that is."""
+    """The version with this name, or the last one in params.yaml of the task with this name, among those in this
+    project."""
     here = [version for version in params.versions if paths.adapter(version).is_dir()]
     if found := [version for version in here if name in (version, params.versions[version].task)]:
         return found[-1]
@@ -88,7 +89,7 @@ def _version(params: Params, name: str) -> str:
 
 
 def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str, Any]]:
-    """What a report says of the model, its parent, the best way to ask the parent, and who else is best; and rivals."""
+    """Table rows for the model, its parent, the parent's best input variant, the best other row, and all rivals."""
     rows, parent = {row.name: row.metrics for row in report.rows}, str(model.parent)
     others = [name for name in rows if name != model.name]
     best = [
@@ -102,7 +103,7 @@ def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str
 
 
 def _rivals(params: Params, model: Model, report: EvalReport) -> dict[str, Estimates]:
-    """What the classifiers reached that params.yaml names for this exam, from their records."""
+    """The metrics of the rivals in params.yaml with the same exam, from their records."""
     names = [name for name, rival in params.rivals.items() if rival.exam == model.exam]
     if not names or model.exam not in params.datasets:
         return {}
@@ -112,7 +113,7 @@ def _rivals(params: Params, model: Model, report: EvalReport) -> dict[str, Estim
 
 
 def _print(text: str) -> None:
-    """Text on stdout, in colour on a terminal."""
+    """Print a text to stdout, in colour on a terminal."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`clinrl show`: episodes of an exam, from the graded answers that it kept. No model is loaded."""
+"""`clinrl show`: prints episodes of an exam from its graded answers, without loading a model."""
 
 import json
 from collections.abc import Sequence
@@ -23,11 +23,12 @@ def stage(
     wrong: int | None = None,
     as_json: bool = False,
 ) -> None:
-    """Print episodes of the exam of a version, a merge or a base: one, or with `wrong` the first so many wrong ones.
+    """Print one episode of the exam of a version, a merge or a base, or the first `wrong` episodes with a wrong answer.
 
-    `episode` is a case id, the beginning of one, or a number in the order of the exam; None with `random`, the seed of
-    a drawn one, or `wrong`. `mode` is one of params.yaml, the first by default. Raises ParamsError for a name, mode or
-    episode that is not there, ArtefactError if the graded answers or the exam are missing, altered, or of another exam.
+    `episode` is a case id, the beginning of one, or a number in the order of the exam. It is None with `random`, the
+    seed that draws an episode, and with `wrong`. `mode` is one of params.yaml, the first by default. Raises ParamsError
+    for an unknown name, mode or episode, ArtefactError if the graded answers or the exam are missing or altered, or if
+    the answers are to another exam.
     """
     mode = mode_of(params, mode)
     run = open_run(params, params.model(name))
@@ -53,14 +54,14 @@ def _places(
 
 
 def is_wrong(model: Model, case: Case, line: Graded) -> bool:
-    """Whether an answer is not the gold label; an unreadable one never is."""
+    """Whether an answer is not the gold label. Unreadable answers are always wrong."""
     return bool(line.answer != model.task.label(case))
 
 
 def place(ids: Sequence[str], episode: str) -> int:
-    """The place, from 0, of a case id, of the beginning of one, or of a number from 1.
+    """The index, from 0, of the case with an id, with the beginning of an id, or with a number from 1.
 
-    Raises ParamsError if no case of the exam is meant, or more than one.
+    Raises ParamsError if that fits no case of the exam, or several.
     """
     if episode.isdecimal() and len(episode) < 10:
         if not 1 <= int(episode) <= len(ids):

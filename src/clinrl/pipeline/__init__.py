@@ -1,1 +1,1 @@
-"""What asks DVC: the plan, rebuilds and proposals of the next version."""
+"""Commands on the whole pipeline: plans, pre-registration, drafts, rebuilds, pages and the wheel."""

@@ -1,4 +1,4 @@
-"""`clinrl plan`: the versions of params.yaml, and how the stages stand that build them."""
+"""`clinrl plan`: the versions of params.yaml and the states of their stages, as a table or a tree."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,20 +14,18 @@ from clinrl.reports.tables import show
 from clinrl.runtime import dvc_state
 
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")
-
-
 WHAT = "a task, a comparison or a version"
-"""What versions may be asked for by."""
+"""The kinds of names that stand for versions, for error messages."""
 NARROW = ("version", "method", "steps", "stands")
-"""The columns that fit a terminal of 80."""
+"""The columns that fit a terminal of 80 columns."""
 
 
 def stage(params: Params, version: str | None = None, *, as_json: bool = False) -> None:
     """Print the plan of one version's lineage, or of all versions: parents come before children.
 
-    A table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`. DVC judges a stage
-    by its inputs as they are now, so what follows a stale stage may still be called up to date. Steps are those of the
-    active scale. Raises ParamsError for an unknown version, and Refused as `dvc_state.fence` does.
+    The output is a table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`. DVC
+    checks a stage against its present inputs, so a stage after a stale one may still be called up to date. Steps are
+    those of the active scale. Raises ParamsError for an unknown version, and Refused as `dvc_state.fence` does.
     """
     wanted = [version] if version else params.versions
     names = dict.fromkeys(before for name in wanted for before in params.lineage(name))
@@ -42,15 +40,15 @@ def stage(params: Params, version: str | None = None, *, as_json: bool = False) 
 
 
 def first_open(states: Mapping[str, State]) -> str:
-    """How far a version is built: its first stage that is not up to date, and how that one stands."""
+    """How far a version is built: its first stage that is not up to date, with its state; or `up to date`."""
     return next((f"{stage} {state}" for stage, state in states.items() if state != "up to date"), "up to date")
 
 
 def generations(params: Params, what: str) -> list[list[str]]:
-    """The versions of a task, of a comparison, or one version, with their ancestors, by the number of ancestors.
+    """The versions of a task or of a comparison, or one version, with their ancestors, grouped by number of ancestors.
 
-    Those of one list need nothing of each other; each list is in the order of params.yaml. Raises ParamsError for
-    another name.
+    Versions in one group do not depend on each other; each group is in the order of params.yaml. Raises ParamsError for
+    an unknown name.
     """
     check_known("params.yaml", what, [*params.bases, *params.comparisons, *params.versions], WHAT)
     if what in params.bases:
@@ -78,9 +76,9 @@ def _row(params: Params, name: str, states: Mapping[str, State]) -> dict[str, An
 
 
 def draw(params: Params, task: str = "", *, gates: Mapping[str, str]) -> None:
-    """Print the tree of a task, by default of each. A line is a version; `dvc dag` draws 10,963 columns of stages.
+    """Print the tree of a task, or of all tasks, with a line for each version. `dvc dag` would draw 10,963 columns.
 
-    `gates` say of versions how their gate decided. Raises ParamsError for an unknown task.
+    `gates` has the gate's decisions by version. Raises ParamsError for an unknown task.
     """
     if task:
         check_known("params.yaml", task, params.bases, "a task with a base")
@@ -103,7 +101,7 @@ def _members(params: Params, task: str) -> Iterator[str]:
 
 
 def _tree(params: Params, name: str, last: Sequence[bool]) -> Iterator[tuple[str, str, str]]:
-    """Everything that comes from a name, the name first: with the branches that lead to it, and what it is."""
+    """The lines of a subtree, its root first: the name, the name with the branches before it, and its kind."""
     branches = "".join("   " if ends else "│  " for ends in last[:-1]) + ("└─ " if last[-1] else "├─ ") if last else ""
     blends = params.merges.blends
     yield name, branches + name + (f" (with {blends[name].second})" if name in blends else ""), kind_of(params, name)
@@ -113,7 +111,7 @@ def _tree(params: Params, name: str, last: Sequence[bool]) -> Iterator[tuple[str
 
 
 def kind_of(params: Params, name: str) -> str:
-    """What a name of the tree is: base, fold, blend or rival; of a version, the method of its recipe."""
+    """The kind of a node: base, fold, blend or rival, or for a version the method of its recipe."""
     if name in params.versions:
         return params.profiles[params.versions[name].profile].method
     if name in params.rivals:
@@ -122,7 +120,7 @@ def kind_of(params: Params, name: str) -> str:
 
 
 def children(params: Params, name: str) -> list[str]:
-    """What comes from a name at once: merges first, then versions, then the rivals of a base."""
+    """The direct descendants of a node: merges first, then versions, then the rivals of a base."""
     return [
         *(fold for fold, spec in params.merges.folds.items() if spec.version == name),
         *(blend for blend, spec in params.merges.blends.items() if spec.first == name),
@@ -132,8 +130,10 @@ def children(params: Params, name: str) -> list[str]:
 
 
 def dvc_states(addresses: Collection[str]) -> dict[str, State]:
-    """How stages stand, as `dvc status` would say it. Where there is no DVC project, or a file of it cannot be read,
-    all are unknown, and a sentence on stderr says why. Raises Refused as `dvc_state.fence` does.
+    """The states of stages, as from `dvc status`.
+
+    Without a DVC project, or if a file of it cannot be read, all states are unknown, and a sentence on stderr says why.
+    Raises Refused as `dvc_state.fence` does.
     """
     if not addresses:
         return {}

@@ -1,6 +1,6 @@
-"""Pre-registration: the plan of a comparison, written down with digests and with the exam's power before the runs.
+"""Pre-registration: writes the plan of a comparison, with digests and the exam's power, before the runs.
 
-The file holds no time. It is committed, and git's history says whether it came before the reports.
+The file has no time in it. It is committed, and git's history shows whether it came before the reports.
 """
 
 from clinrl import paths
@@ -19,9 +19,9 @@ COLUMNS = ("mode", "cases", "seeds", "effect", "discordant", "power", "detectabl
 def stage(params: Params, name: str, *, retrospective: bool = False, as_json: bool = False) -> None:
     """Write data/preregistrations/<name>.json and print the power of the exam, effects in points.
 
-    Raises ParamsError if the comparison has no primary measure, ArtefactError if it is registered already, if one of
-    its two recipes took its exam already and `retrospective` does not say so, or if a data set has no proof, and Busy
-    if another command registers the same.
+    Raises ParamsError if the comparison has no primary measure, ArtefactError if it is already registered, if one of
+    its two recipes has already taken its exam and `retrospective` is not set, or if a data set has no proof, and Busy
+    if another command registers the same comparison.
     """
     primary, path = primary_of(params, name), paths.preregistration(name)
     with exclusive(path):
@@ -52,7 +52,7 @@ def stage(params: Params, name: str, *, retrospective: bool = False, as_json: bo
 
 
 def _check_not_run(params: Params, name: str) -> None:
-    """Refuse if a version of either row took its exam, here or by dvc.lock."""
+    """Refuse if a version of either row has taken its exam, by its files here or by dvc.lock."""
     recorded = lock.read() if lock.LOCK.exists() else {}
     for versions in params.comparisons[name].primary_rows.values():
         for version in versions:

@@ -1,11 +1,11 @@
-"""The next version, drafted from the errors of the champion: blocks of params.yaml that a person, or a flow, can train.
+"""Drafts the next version from the errors of the champion, as blocks of params.yaml that a person or a flow can train.
 
-What is missed decides what is changed. The rules whose errors cost the most, surely and not by luck of the draw, get
-modifiers in the reward where the task has some, and their cases come more often in data that nobody trained on. What
-was tried from a champion and brought nothing is not tried again: the next draft pulls another lever.
+The errors decide the change. The rules whose errors surely cost the most get modifiers in the reward, if the task has
+any, and their cases become more frequent in new training data. A lever that brought nothing from a champion is not used
+again: the next draft pulls another one.
 
-No exam is read here. A draft is judged by its exam all the same, and the more drafts take one exam, the more its
-verdict flatters the best of them: each record counts how many there were, and the gate spends an error budget.
+No exam is read here. But a draft is evaluated on its exam, and the more drafts take the same exam, the more the result
+flatters the best of them. So each record counts the drafts on its exam, and the gate spends an error budget.
 """
 
 import re
@@ -29,24 +29,24 @@ from clinrl.types import Estimate, Strict
 
 PARAMS = Path("params.yaml")
 DRAFTS = Path("params/drafts.yaml")
-"""The file that is written here; a person's own files never are."""
+"""The only file of parameters that is written here; those that people edit are not."""
 MAX_TARGETS = 3
-"""Rules that one draft is about: the costliest ones."""
+"""The largest number of rules that a draft is about: the costliest ones."""
 NUMBERED = re.compile(r"(?:^|-)v(\d+)")
 
 REFINEMENT_LR = {"embedded": 5.0e-4, "full": 2.0e-7}
-"""The highest learning rate of a refinement, before a lever: that of the published v49 (full), and what our own v49
-learns with. A version that starts from a good one has little to gain and all to lose from large steps."""
+"""The highest learning rate of a refinement, before a lever: that of the published v49 (full), and that of our own v49
+(embedded). A version that starts from a good one has little to gain from large steps, and much to lose."""
 MORE_STEPS = 1.5
-"""How many steps a draft takes for each of its parent's."""
+"""The number of steps of a draft, as a multiple of those of the recipe that it refines."""
 
 
 class NothingToDraft(Refused):
-    """There is no champion, nothing that it surely misses, or no lever that was not pulled."""
+    """There is no champion, no rule that it surely misses, or no lever left."""
 
 
 Outcome = Literal["open", "promoted", "refused", "dropped"]
-"""dropped: it brought nothing, and is in params.yaml no more. refused: it may be better, but nobody approved it."""
+"""dropped: it brought nothing and was removed from params.yaml. refused: it may be better, but nobody approved it."""
 
 
 class Lever(NamedTuple):
@@ -54,11 +54,11 @@ class Lever(NamedTuple):
 
     name: str
     modifiers: bool
-    """Whether the reward gets the modifiers of the missed rules."""
+    """Whether the reward gets the modifiers for the missed rules."""
     emphasis: float
-    """How many times as often the missed rules decide a case."""
+    """The factor by which cases that the missed rules decide become more frequent."""
     lr: float
-    """Factor of the learning rate."""
+    """The factor of the learning rate."""
 
 
 LEVERS = (
@@ -67,7 +67,7 @@ LEVERS = (
     Lever("lower-rate", modifiers=True, emphasis=3.0, lr=0.5),
     Lever("higher-rate", modifiers=True, emphasis=3.0, lr=2.0),
 )
-"""In the order in which they are tried from one champion."""
+"""The levers, in the order in which they are pulled from one champion."""
 
 
 class Target(Strict):
@@ -75,15 +75,15 @@ class Target(Strict):
 
     rule: str
     n: int = Field(gt=0)
-    """Cases of the mine data that it decides."""
+    """The number of cases in the mine data that it decides."""
     cost: Estimate
-    """Mean clinical cost of an answer to one of them."""
+    """Mean clinical cost of an answer to these cases."""
     worth: float
-    """Clinical cost of these answers for every 100 answers."""
+    """Clinical cost of these answers per 100 answers to the mine data."""
 
 
 def _check_names(version: dict[str, Any]) -> dict[str, Any]:
-    """Refuse an entry of `versions` that lacks a name which is read from it. Raises ValueError."""
+    """Raise ValueError if an entry of `versions` lacks one of the names that are read from it."""
     for key in ("task", "parent", "data", "exam", "profile"):
         value = version.get(key)
         if not isinstance(value, str) or not is_name(value):
@@ -92,13 +92,13 @@ def _check_names(version: dict[str, Any]) -> dict[str, Any]:
 
 
 Version = Annotated[dict[str, Any], AfterValidator(_check_names)]
-"""An entry of `versions`, as params.yaml holds it."""
+"""An entry of `versions` in params.yaml."""
 
 
 class Draft(Strict):
-    """A drafted version: from what it was drafted, what is in its blocks, and what became of it.
+    """The record of a drafted version: the error analysis behind it, its blocks of params.yaml, and its outcome.
 
-    Its names become paths and keys of params.yaml, also when the record comes from somebody else.
+    Its names are checked, since they become paths and keys of params.yaml, and the record may come from somebody else.
     """
 
     name: Name
@@ -106,29 +106,29 @@ class Draft(Strict):
     parent: Name
     parent_digest: str
     mining_digest: str
-    """Digest of the mining report that it follows from."""
+    """Digest of the error analysis that it follows from."""
     lever: str
     targets: tuple[Target, ...]
     drafts_on_exam: int = Field(ge=1)
-    """Drafts that have been made for this exam, this one included."""
+    """The number of drafts for this exam, this one included."""
     dataset: dict[str, Any] | None
-    """None if the parent's data was imported, so that there are no other cases to draw."""
+    """None if the parent's data was imported, so that no other cases can be drawn."""
     profile: dict[str, Any]
     version: Version
     outcome: Outcome = "open"
     says: str = ""
-    """Why it ended so."""
+    """The reason for the outcome."""
 
 
 def stage(
     params: Params, task: str, *, parent: str | None = None, name: str | None = None, lever: str | None = None
 ) -> Draft:
-    """Write the next version of a task into params/drafts.yaml, and the record of its draft into `paths.draft`.
+    """Write the next version of a task into params/drafts.yaml, and the record of its draft to `paths.draft`.
 
-    `parent` is the champion unless another version is named; `lever` the first that was not pulled from it yet.
-    Raises ParamsError for a name that does not fit or parameters that were edited meanwhile, ArtefactError if the
-    parent is gone, was never mined, or its mining report is about another adapter or other cases, and NothingToDraft
-    if it misses no rule surely or every lever was pulled. No file is changed then.
+    `parent` is by default the champion, `lever` the first one not yet pulled from the parent. Raises ParamsError for an
+    invalid name or parameters that were edited meanwhile, ArtefactError if the parent or its error analysis is missing,
+    or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses no rule or
+    no lever is left. No file is changed then.
     """
     with exclusive(PARAMS):
         files = read_files(PARAMS)
@@ -149,7 +149,7 @@ def stage(
 
 
 def find_untrained(params: Params, task: str, parent: str | None = None) -> Draft | None:
-    """The draft of a task, from a version or from the champion, that is in params.yaml and was not trained yet.
+    """The newest draft of a task, from a version or the champion, that is in params.yaml and was not trained yet.
 
     Raises ArtefactError as `champion` does.
     """
@@ -161,7 +161,10 @@ def find_untrained(params: Params, task: str, parent: str | None = None) -> Draf
 def propose(
     params: Params, report: MineReport, before: Sequence[Draft], *, name: str | None = None, lever: str | None = None
 ) -> Draft:
-    """The next draft from a mining report. Pure. Raises NothingToDraft as `stage` does; ParamsError for a used name."""
+    """The next draft from an error analysis. A pure function.
+
+    Raises NothingToDraft for the same reasons as `stage`, and ParamsError for a name that is used or invalid.
+    """
     parent = params.versions[report.name]
     targets = find_missed(report)
     if not targets:
@@ -216,7 +219,7 @@ def propose(
 
 
 def levers(recipe: GrpoProfile, report: MineReport, targets: Collection[Target], *, drawn: bool) -> list[Lever]:
-    """The levers that change something: no modifiers where the reward has them, no other cases of imported data."""
+    """The levers with an effect: not `modifiers` if the reward has them already, not `data` unless data is `drawn`."""
     useless = set() if drawn else {"data"}
     if _reward(recipe, report, targets) == recipe.reward:
         useless.add("modifiers")
@@ -224,7 +227,7 @@ def levers(recipe: GrpoProfile, report: MineReport, targets: Collection[Target],
 
 
 def find_missed(report: MineReport) -> list[Target]:
-    """The rules whose errors surely cost something: the interval of their mean cost lies above 0. Costliest first."""
+    """The rules whose errors surely cost something (the interval of their mean cost lies above 0), costliest first."""
     return [
         Target(rule=group.value, n=group.n, cost=group.cost, worth=group.total)
         for group in of_kind(report, "rule")
@@ -233,22 +236,22 @@ def find_missed(report: MineReport) -> list[Target]:
 
 
 def champion(task: str) -> str:
-    """The champion's name. Raises NothingToDraft if there is none, ArtefactError if it is not what is on the disk."""
+    """The champion's name. Raises NothingToDraft if there is none, ArtefactError if its adapter here is another one."""
     from clinrl.registry import versions as registry
 
-    held = registry.holder(task, registry.CHAMPION)
-    if held is None:
+    found = registry.holder(task, registry.CHAMPION)
+    if found is None:
         raise NothingToDraft(f"{task} has no champion to draft from; release a version, or name one: --from VERSION")
-    folder = paths.adapter(held.name)
-    if not folder.exists() or identity(read_manifest(folder)) != held.digest:
+    folder = paths.adapter(found.name)
+    if not folder.exists() or identity(read_manifest(folder)) != found.digest:
         raise ArtefactError(
-            f"the champion {held.name} is not the adapter in {folder}; restore it with `dvc checkout {folder}`"
+            f"the champion {found.name} is not the adapter in {folder}; restore it with `dvc checkout {folder}`"
         )
-    return held.name
+    return found.name
 
 
 def entries(draft: Draft, params: Params) -> dict[str, dict[str, Any]]:
-    """A draft's blocks by section of params.yaml; its own errors are mined like its parent's."""
+    """A draft's blocks by section of params.yaml. Its error analysis has the same settings as its parent's."""
     file = {"file": DRAFTS.stem}
     return {
         **({"datasets": {draft.version["data"]: file | draft.dataset}} if draft.dataset else {}),
@@ -259,17 +262,17 @@ def entries(draft: Draft, params: Params) -> dict[str, dict[str, Any]]:
 
 
 def drop(draft: Draft, reason: str) -> Draft:
-    """Take a draft out of params/drafts.yaml again and keep its record, with the reason. Its reports stay.
+    """Remove a draft from params/drafts.yaml, and keep its reports and its record, with the reason.
 
-    Raises ParamsError if something else needs the version by now, or if a person moved its blocks to a file of theirs;
-    nothing is changed then.
+    Raises ParamsError if other parameters need the version, or if somebody moved its blocks to another file; nothing is
+    changed then.
     """
     with exclusive(PARAMS):
         files = read_files(PARAMS)
         names = {draft.name} | ({draft.version["data"]} if draft.dataset else set())
         drafted = files.get(DRAFTS, {}).items()
-        kept = {section: {name: held[name] for name in held if name not in names} for section, held in drafted}
-        left = {section: held for section, held in kept.items() if held}
+        kept = {section: {name: some[name] for name in some if name not in names} for section, some in drafted}
+        left = {section: some for section, some in kept.items() if some}
         if draft.name in parse({**files, DRAFTS: left}).versions:
             raise ParamsError(f"versions.{draft.name} is not in {DRAFTS}, so no command takes it out; do so by hand")
         write_whole(DRAFTS, left)
@@ -277,17 +280,17 @@ def drop(draft: Draft, reason: str) -> Draft:
 
 
 def conclude(draft: Draft, outcome: Outcome, reason: str) -> Draft:
-    """Write down what became of a draft."""
+    """Write the outcome of a draft into its record."""
     done = draft.model_copy(update={"outcome": outcome, "says": reason})
     write_json(paths.draft(draft.name), done.model_dump(mode="json"))
     return done
 
 
 def records() -> list[Draft]:
-    """Every draft that was ever made here, by name.
+    """The records of all drafts ever made in this project, sorted by name.
 
-    Raises ArtefactError for a file that is none, or that holds the record of another draft than the one it is named
-    after: what becomes of a draft is written to, or removed from, where its name says.
+    Raises ArtefactError for a file that is no record, or whose name is not that of its draft: a record is written and
+    removed by the draft's name.
     """
     found = []
     for path in sorted(paths.draft("_").parent.glob("*.json")):
@@ -306,9 +309,9 @@ def _again(path: Path) -> str:
 
 
 def _conclude_cut_short(params: Params) -> None:
-    """Conclude what a kill left half done: a draft that is open in its record and not in params.yaml.
+    """Conclude drafts that a kill left half done: their records are open, but params.yaml does not have them.
 
-    One that was probed, passed or not, was being dropped; any other was being made, and is as if it had never been.
+    A draft that was probed, whether it passed or not, was being dropped. Any other was being made; its record goes.
     """
     for draft in records():
         if draft.outcome == "open" and draft.name not in params.versions:
@@ -320,7 +323,7 @@ def _conclude_cut_short(params: Params) -> None:
 
 
 def find(name: str) -> Draft | None:
-    """The record of a version that was drafted and not concluded; None for any other."""
+    """The record of an open draft by its name; None if there is no such draft."""
     return next((draft for draft in records() if draft.name == name and draft.outcome == "open"), None)
 
 
@@ -339,7 +342,8 @@ def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | No
 
 
 def _recipe(params: Params, version: str) -> GrpoProfile:
-    """The recipe that a draft refines: the version's own, or after an imitation the first of the task with a reward."""
+    """The recipe that a draft refines: the version's own, or if that has no reward, the task's first one with a reward
+    and the same LoRA settings, and without a waiver."""
     task, own = params.versions[version].task, full.recipe(params, params.versions[version].profile)
     if isinstance(own, GrpoProfile):
         return own
@@ -351,7 +355,7 @@ def _recipe(params: Params, version: str) -> GrpoProfile:
 
 
 def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]) -> dict[str, Any]:
-    """The recipe's reward with a term more for the missed rules, as params.yaml holds it."""
+    """The recipe's reward with the task's modifiers for the missed rules, as in params.yaml."""
     task = get_task(report.task)
     reward = task.Reward.model_validate(recipe.reward)
     refined = task.improvement.refine(reward, [target.rule for target in targets])
@@ -362,7 +366,7 @@ def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]
 
 
 def _trainer(recipe: GrpoProfile, scale: Any, lever: Lever) -> dict[str, Any]:
-    """The parent's settings at a scale, with the refinement's learning rate and more steps."""
+    """The recipe's settings at a scale, with the learning rate of a refinement and more steps."""
     trainer = recipe.trainer[scale]
     found: dict[str, Any] = trainer.model_dump(mode="json", exclude_unset=True)
     lr = min(trainer.lr, REFINEMENT_LR[scale]) * lever.lr
@@ -370,7 +374,7 @@ def _trainer(recipe: GrpoProfile, scale: Any, lever: Lever) -> dict[str, Any]:
 
 
 def _next_number(params: Params, before: Sequence[Draft], task: str) -> int:
-    """One more than the highest number that a version of the task, or a draft of one, ever had."""
+    """One more than the highest number of all versions and drafts of the task."""
     names = [*params.versions_of(task), *(draft.name for draft in before if draft.task == task)]
     numbers = [int(found[1]) for name in names for found in NUMBERED.finditer(name)]
     return max(numbers, default=0) + 1

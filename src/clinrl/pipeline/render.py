@@ -1,4 +1,4 @@
-"""Every page and figure once more, from the reports that hold their numbers as JSON. No model is asked."""
+"""Writes pages and figures again from the JSON reports with their numbers, without a model."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -17,21 +17,21 @@ from clinrl.tasks.base import get_task
 
 
 class Report(NamedTuple):
-    """A report that is there, and what writes its pages."""
+    """An existing report, and the function that writes its pages."""
 
     name: str
     task: str
     path: Path
-    """Its JSON, or the folder of an exam."""
+    """The JSON file, or the folder of an exam."""
     write: Callable[[], Sequence[Path] | None]
-    """Returns the files that are not here, and whose figures were left as they are."""
+    """Returns the missing files whose figures were therefore not drawn again."""
 
 
 def stage(params: Params, names: Sequence[str]) -> None:
     """Write the pages and figures of reports again and print which of them changed.
 
-    `names` are versions, merges, bases, comparisons and tasks; none stands for all. Raises ParamsError for a name that
-    has no report.
+    `names` are versions, merges, bases, comparisons and tasks; without any, all reports are meant. Raises ParamsError
+    for a name without a report.
     """
     found = list(reports(params))
     allowed = {report.name for report in found} | {report.task for report in found}
@@ -53,7 +53,7 @@ def stage(params: Params, names: Sequence[str]) -> None:
 
 
 def reports(params: Params) -> Iterator[Report]:
-    """Every report that is there, task by task in the order of params.yaml."""
+    """All existing reports: of models, of comparisons, and of the simulated retraining, in the order of params.yaml."""
     modes = list(params.modes)
     for name in [*params.roots, *params.versions, *params.merges.all]:
         model = params.model(name)

@@ -1,7 +1,7 @@
-"""The table of a whole series: a task's base and its recipes, and what the exams of all their seeds said.
+"""The table of a whole series: the exam results of a task's base and of its recipes over all seeds.
 
-`python -m clinrl.pipeline.series TASK` prints it, and below it the newest lineage alone; with `--write` it renews the
-table in README.md between its markers.
+`python -m clinrl.pipeline.series TASK` prints it, followed by a table of the newest lineage. With `--write` it renews
+the table in README.md between its markers.
 """
 
 import argparse
@@ -28,30 +28,30 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def table(params: Params, task: str) -> str:
-    """Markdown: a line for the base, each recipe of the comparison `<task>-series`, rivals and the best simple policy.
+    """The table in Markdown: the base, each recipe of the comparison `<task>-series`, rivals, the best simple policy.
 
-    A recipe's number is the mean over its seeds; brackets hold 95% intervals over seeds and cases. Of ordered answers
-    both kinds of error are shown: one is easily paid for with the other. Raises ArtefactError if the comparison was not
-    made.
+    A recipe's number is the mean over its seeds, with a 95% interval over seeds and cases in brackets. For ordered
+    answers both kinds of error are shown, since one can be traded for the other. Raises ArtefactError if there is no
+    report of the comparison.
     """
     own, modes = get_task(task), list(params.modes)
     shares = [*own.compared, *([own.ordered.over] if own.ordered else [])]
     report = Compared.model_validate(load(paths.comparison_report(f"{task}-series"), own, modes))
-    held = {section.mode: {row.name: row for row in section.rows} for section in report.sections if section.part == ALL}
-    first = held[modes[0]]
+    rows_of = {part.mode: {row.name: row for row in part.rows} for part in report.sections if part.part == ALL}
+    first = rows_of[modes[0]]
     simple = [name for name, row in first.items() if row.kind == "baseline" and name != BAG_OF_WORDS]
     best = max(simple, key=lambda name: first[name].metrics[EXACT].value)
     chosen = [name for name, row in first.items() if row.kind != "baseline" or name in (BAG_OF_WORDS, best)]
     rows: list[list[object]] = []
-    for name in [name for name in chosen if name in held[modes[-1]] and ", " not in name]:
+    for name in [name for name in chosen if name in rows_of[modes[-1]] and ", " not in name]:
         row = first[name]
         seeds = len(row.versions) if row.kind == "arm" else ""
-        rows.append([name, seeds, [figures(own, shares, held[mode][name].metrics) for mode in modes]])
+        rows.append([name, seeds, [figures(own, shares, rows_of[mode][name].metrics) for mode in modes]])
     return render.table(["row", "seeds", [f"{share}, {mode}" for mode in modes for share in shares]], rows)
 
 
 def lines(params: Params, task: str) -> str:
-    """Markdown: what the exams here said of the lineage of the task's newest version, one seed of the table's rows."""
+    """The exam results of the lineage of the task's newest version as Markdown. It is one seed of the table's rows."""
     modes, shares = list(params.modes), [*get_task(task).compared]
     newest = params.newest_of(task)
     columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
@@ -60,7 +60,7 @@ def lines(params: Params, task: str) -> str:
 
 
 def splice(page: str, block: str) -> str:
-    """A page with the text between its markers replaced. Raises ArtefactError unless each is there once."""
+    """The page with the text between its markers replaced. Raises ArtefactError unless it has each marker once."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise ArtefactError(f"README.md must have the lines {BEGIN} and {END}, once each and in this order")
     head, tail = page.split(BEGIN)[0], page.split(END)[1]

@@ -1,8 +1,8 @@
-"""Rebuild a version from nothing and compare it, file by file, with what was committed.
+"""Rebuilds a version from nothing and compares it, file by file, with the commit.
 
 A reproduction from a cache proves nothing. So the commit is checked out into a fresh git worktree with an empty DVC
-cache, every output of the version and its ancestors is removed there (but not the base, which has an address of its
-own), and DVC builds them again. The verdict is against `dvc.lock` and the files of that commit.
+cache, every output of the version and its ancestors is removed there (except the base, which is verified by an address
+of its own), and DVC builds them again. They are compared with `dvc.lock` and the files of that commit.
 """
 
 import hashlib
@@ -39,12 +39,13 @@ FOREIGN = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "DVC_ROOT", "DVC_STAGE", "MLFLOW_TRACKING_URI",
     "CLINRL_SIGNING_KEY", "CLINRL_SIGNING_KEY_FILE", "CLINRL_SIGNING_FINGERPRINT", "CLINRL_SIGNING_PASSWORD",
 )  # fmt: skip
-"""Set by git hooks, by DVC and by people; they point the rebuild at the main checkout, at its runs, or at a key."""
+"""Variables set by git hooks, by DVC and by people, which would lead the rebuild to the main checkout, its runs or a
+key, and which it therefore does not get."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileVerdict:
-    """One file of one stage. Digests are `<algorithm>:<hex>`, empty where there is no such file."""
+    """The verdict on one file of one stage. Digests are `<algorithm>:<hex>`, or empty if there is no such file."""
 
     stage: str
     file: str
@@ -62,24 +63,24 @@ def stage(
     attest: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Rebuild `address` from HEAD and print the verdict: 0 if every file is equal, 1 otherwise.
+    """Rebuild `address` from HEAD, print the verdicts, and return 0 if every file is equal, 1 otherwise.
 
     `address` is a version or a merge (`esi-v49`: its whole lineage and its exams), `<task>-base` (the base's exam) or
-    `base@<task>` (the base itself). `hash_seed` sets PYTHONHASHSEED; `threads` sets OMP_NUM_THREADS and leaves the
-    rebuild that many processors; neither may matter. `keep` leaves the worktree for inspection. `attest` signs a
-    statement that everything was equal, if it was, and writes it to data/attestations. The log of the rebuild goes to
-    standard error. Raises Refused if there is nothing to compare or the rebuild fails, if nothing can be signed, or as
-    `dvc_state.fence` does.
+    `base@<task>` (the base itself). `hash_seed` sets PYTHONHASHSEED; `threads` sets OMP_NUM_THREADS and limits the
+    rebuild to that many processors; neither may change a byte. `keep` leaves the worktree for inspection. If every file
+    is equal, `attest` signs a statement of that and writes it to data/attestations. The log of the rebuild goes to
+    standard error. Raises Refused if there is nothing to compare, if the rebuild fails, if `attest` finds no key, and
+    as `dvc_state.fence` does.
     """
     root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
     commit = git(root, "rev-parse", "HEAD").strip()
     if dirty := git(root, "status", "--porcelain").splitlines():
-        echo(f"{len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}")
+        echo(f"{len(dirty)} uncommitted files are ignored; this verifies {commit[:12]}")
     dvc_state.fence(root)
     with _worktree(root, commit, keep) as tree:
         params = load_params(tree / "params.yaml")
         target = _target(address, params)
-        witness = signer(params.scale) if attest else None  # now: a rebuild may take hours
+        witness = signer(params.scale) if attest else None  # before the rebuild, which may take hours
         before = lock.read(tree / lock.LOCK)
         if target not in before:
             raise ArtefactError(
@@ -117,13 +118,13 @@ def stage(
         show(("verdict", "stage", "file", "committed", "rebuilt"), report["files"], as_json=False)
     good = sum(row.verdict == "equal" for row in verdicts)
     echo(f"{address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal")
-    if claim is not None and witness is not None:  # after the verdict: an agent that does not sign loses nothing
+    if claim is not None and witness is not None:  # after the verdict, which thus survives a failure to sign
         echo(f"signed {rebuilt.write(root, claim, witness)}; commit it, or send it on")
     return 0 if equal else 1
 
 
 def lineage(recorded: lock.Lock, target: str) -> list[str]:
-    """`target` and the stages that it follows from, ancestors first, but not those that build bases or check names."""
+    """`target` and the stages that it depends on, ancestors first, without those that build bases or check names."""
     return [name for name in lock.ancestors(recorded, target) if name != FIRST and not name.startswith("base@")]
 
 
@@ -134,17 +135,17 @@ def compare(
     committed_of: Callable[[Mapping[str, Any]], dict[str, str] | None],
     tree: Path,
 ) -> list[FileVerdict]:
-    """Verdicts on every output file of one stage, in the order of their paths.
+    """The verdicts on all output files of one stage, in the order of their paths.
 
-    `old` and `new` are its entries in the committed and in the rebuilt lock, `committed_of` finds the committed files
-    of an output, `tree` holds the rebuilt ones.
+    `old` and `new` are its entries in the committed and in the rebuilt lock, `committed_of` returns the digests of an
+    output's committed files, `tree` has the rebuilt files.
     """
     rows = []
     old_outs, new_outs = ({out["path"]: out for out in entry.get("outs", ())} for entry in (old, new))
     for path in sorted(old_outs.keys() | new_outs.keys()):
         committed = committed_of(old_outs[path]) if path in old_outs else {}
         rebuilt = _files(tree / path, path)
-        if committed is None:  # the main checkout never had these files: the lock's digest of the whole is all there is
+        if committed is None:  # these files are not here, so only the lock's digests of the whole output are compared
             digests = [f"md5:{outs[path]['md5']}" if path in outs else "" for outs in (old_outs, new_outs)]
             if digests[0] != digests[1]:
                 rows.append(_row(name, path, *digests))
@@ -156,10 +157,10 @@ def compare(
 
 
 def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]) -> dict[str, str] | None:
-    """Digest of every committed file of an output in a lock: from git, or from the main checkout's DVC cache.
+    """The digest of every committed file of an output in a lock, from git or from the main checkout's DVC cache.
 
-    `cache` is as `dvc_yaml.cache_folder` names it. None if neither has the files. Cached files are found by the digest
-    in the lock, so the cache cannot be stale.
+    None if neither has the files. `cache` is the folder that `dvc_yaml.cache_folder` returns; it cannot be stale, since
+    files in it are found by the digest in the lock.
     """
     path, md5 = out["path"], out["md5"]
     if listed := git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
@@ -188,7 +189,7 @@ def _row(stage_name: str, file: str, committed: str, rebuilt: str) -> FileVerdic
 
 
 def _entry_digest(entry: Mapping[str, Any]) -> str:
-    """What the stage was given and what it made: command, parameters, and the digests of inputs and outputs."""
+    """The digest of a stage's entry in the lock: its command, its parameters, and the digests of inputs and outputs."""
     return "sha256:" + hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest() if entry else ""
 
 
@@ -206,7 +207,7 @@ def _target(address: str, params: Params) -> str:
 
 
 def _identity(address: str, tree: Path) -> str:
-    """The digest of what was rebuilt, by which a release knows it: an adapter, or a full model."""
+    """The digest of the rebuilt adapter or full model, by which a release identifies it."""
     name = f"{address.removeprefix('base@')}-base" if address.startswith("base@") else address
     folder = next(folder for folder in (tree / paths.merged(name), tree / paths.adapter(name)) if folder.exists())
     return identity(read_manifest(folder))
@@ -225,7 +226,7 @@ def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
-    """A checkout of a commit with a DVC cache of its own; gone afterwards, also after an interrupt, unless kept."""
+    """A checkout of a commit with its own DVC cache. It is removed afterwards, also after an interrupt, unless kept."""
     folder = Path(tempfile.mkdtemp(prefix="clinrl-verify-"))
     tree = folder / "tree"
 
@@ -236,7 +237,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
     try:
         git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
         dvc_state.fence(tree)
-        (folder / "site").mkdir(mode=0o700)  # DVC would make it for everybody to write in
+        (folder / "site").mkdir(mode=0o700)  # DVC would make it world-writable
         (tree / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n", encoding="utf-8")
         yield tree
     finally:
@@ -249,7 +250,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
 
 
 def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None) -> None:
-    """Run `dvc repro` in the worktree, its log on our standard error. Raises Refused if it fails."""
+    """Run `dvc repro` in the worktree, with its log on standard error. Raises Refused if it fails."""
     env = _environment() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(tree / "src"),
@@ -275,12 +276,12 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git prints in a folder. Raises Refused if it fails."""
+    """The output of a git command in a folder. Raises Refused if it fails."""
     return output_of(["git", *arguments], root).decode()
 
 
 def output_of(command: Sequence[str], where: Path) -> bytes:
-    """What a command prints in a folder, apart from this checkout's settings. Raises Refused if it fails."""
+    """The output of a command in a folder, run without the variables in `FOREIGN`. Raises Refused if it fails."""
     done = subprocess.run(command, cwd=where, env=_environment(), capture_output=True, check=False)
     if done.returncode != 0:
         raise Refused(f"`{' '.join(command)}` failed: {done.stderr.decode(errors='replace').strip()}")

@@ -1,7 +1,7 @@
-"""The package with a project in small inside, from which `clinrl try` answers without a checkout.
+"""Builds a wheel of the package that contains a small project, so that `clinrl try` works without a checkout.
 
-It is built of what is committed and of adapters that dvc.lock records, so equal commits give equal bytes. RECORD in the
-wheel names each file with its SHA-256; adapters and bases have manifests besides, which are verified when they load.
+It is built from committed files and from adapters in dvc.lock, so equal commits give equal bytes. RECORD in the wheel
+has the SHA-256 of each file. Adapters and bases also have manifests, which are verified when they are loaded.
 """
 
 import argparse
@@ -27,10 +27,10 @@ CODE = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "src")
 
 
 def build(names: Sequence[str], out: Path) -> Path:
-    """Write the wheel that ships these versions, one a task, to a folder; its path.
+    """Write the wheel with these versions, one per task, to the folder `out`, and return its path.
 
-    Raises ArtefactError if a tracked file is not as it was committed, or if a version, its base or its exam is not
-    here as dvc.lock records it, and DataError for a version that learned from somebody's records.
+    Raises ArtefactError if a tracked file differs from its commit, or if a version, its base or its exam differs from
+    dvc.lock, and DataError for a version that was trained on imported data.
     """
     if git(Path.cwd(), "status", "--porcelain", "--untracked-files=no"):
         raise ArtefactError("tracked files are not as they were committed; commit or stash them first")
@@ -38,7 +38,7 @@ def build(names: Sequence[str], out: Path) -> Path:
     models = [params.model(name) for name in names]
     for model in models:
         lock.demand(params, model.name)
-        opening.check(model.folder)  # safetensors, and nothing else
+        opening.check(model.folder)  # the weights must be safetensors
         learned = {params.versions[one].data for one in params.lineage(model.name)}
         if imported := sorted(learned & params.imports.keys()):
             raise DataError(
@@ -60,15 +60,15 @@ def build(names: Sequence[str], out: Path) -> Path:
             (shipped / file).write_bytes(file.read_bytes())
             (shipped / file).chmod(0o644)  # DVC's own copies are read-only
         dated = {"SOURCE_DATE_EPOCH": git(Path.cwd(), "log", "-1", "--format=%ct").strip()} | os.environ
-        asked = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--quiet", "--wheel-dir=wheel", "."]
-        subprocess.run([sys.executable, "-m", "pip", "wheel", *asked], cwd=folder, env=dated, umask=0o022, check=True)
+        options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--quiet", "--wheel-dir=wheel", "."]
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *options], cwd=folder, env=dated, umask=0o022, check=True)
         (wheel,) = Path(folder, "wheel").glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.move(wheel, out / wheel.name))  # another file system, perhaps
+        return Path(shutil.move(wheel, out / wheel.name))  # move works across file systems
 
 
 def _extract(names: Iterable[str], folder: Path) -> None:
-    """Committed files, with the modes of the archive, which no umask alters."""
+    """Write committed files to a folder, with the modes in git's archive, whatever the umask."""
     with tarfile.open(fileobj=io.BytesIO(output_of(["git", "archive", "HEAD", *names], Path.cwd()))) as archive:
         archive.extractall(folder, filter="data")
 

@@ -31,7 +31,7 @@ from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
 from clinrl.signing.keys import Key, Signer, signer, trusted_keys
 from clinrl.tracking import mlflow_store
-from clinrl.tracking.mlflow_store import NOTE, Point, log_points, stands_in
+from clinrl.tracking.mlflow_store import NOTE, Point, belongs_in, log_points
 from clinrl.types import Estimate, Manifest
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
     about = made.why
     for is_own in (True, False):
         mine = [
-            [point for point in part if stands_in(point[0], run, made.headline) == is_own] for part in (exam, history)
+            [point for point in part if belongs_in(point[0], run, made.headline) == is_own] for part in (exam, history)
         ]
         if not any(mine):
             continue

@@ -8,7 +8,7 @@ from clinrl import artifacts, paths
 from clinrl.config import change_plan
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
-from clinrl.data.reward_audit import proven
+from clinrl.data.reward_audit import validated_identity
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.answers import load_answers, open_run
 from clinrl.registry import versions
@@ -17,14 +17,14 @@ from clinrl.release import audit_log, budget
 from clinrl.release.form import gain
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
-from clinrl.training.launch import asked
+from clinrl.training.launch import requested
 
 
 def trained_otherwise(params: Params, version: str) -> str | None:
     """What params.yaml says otherwise than the adapter that is here was trained with, such as `trainer.lr`; None if
     nothing. What either does not name, as a field that came later, is no difference."""
     spec = artifacts.read_manifest(paths.adapter(version)).spec
-    return _differing(json.loads(artifacts.canonical_json(asked(params, version))), spec)
+    return _differing(json.loads(artifacts.canonical_json(requested(params, version))), spec)
 
 
 def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str | None:
@@ -58,7 +58,7 @@ def no_look_left(params: Params, task: str) -> str | None:
     if task not in params.plans:
         return None
     plan = params.plans[task]
-    exam = proven(plan.changes.exam, get_task(task))
+    exam = validated_identity(plan.changes.exam, get_task(task))
     lines = audit_log.lines(params)
     held = budget.account(lines, exam, plan.budget.alpha)
     return budget.used_up(held, plan.budget, plan.changes.exam)

@@ -1,1 +1,1 @@
-"""The tracking server MLflow: its client, the run of each training, and the metrics that a training sends live."""
+"""MLflow tracking: the client, the run of each training, and the metrics that a training sends live."""

@@ -1,8 +1,8 @@
-"""Sends a training's metrics to MLflow while it runs: `launch.stage` starts it as a module, with a folder.
+"""Sends the metrics of a training to MLflow while it runs, in a process that `launch.stage` starts with a folder.
 
-The trainer adds a line a step to a file and waits for nobody; this process reads the file, sends what is new every two
-seconds, and says at the end how the run ended. Nothing depends on it: what it could not send is filled in from
-`history.jsonl` when the version is registered.
+The trainer adds a line per step to a file and never waits. This process reads the file, sends new lines every two
+seconds, and at the end the status of the run. Nothing depends on it: when the version is registered, missing metrics
+are added from `history.jsonl`.
 """
 
 import json
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 EVERY_S = 2.0
-"""Between two batches."""
+"""Seconds between two batches."""
 REST_S = 10.0
-"""After a failure, before the server is asked again."""
+"""Seconds after a failure before the next attempt."""
 LAST_S = 5
-"""What this process has left once its training has ended."""
+"""Seconds after the end of the training until this process is killed."""
 ALONE_S = 0.5
-"""What it has left once its trainer is dead."""
+"""Seconds after the death of the parent process until this process kills itself."""
 HURRY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 UNKNOWN_END = "KILLED"
-"""How a run ended whose trainer was gone before it could say so."""
+"""The status of a run if the parent process died before it could send one."""
 
 
 def main(arguments: list[str]) -> int:
-    """Follow the training in a folder until standard input ends, which holds MLflow's word for how the run ended."""
+    """Follow the training in a folder until standard input, from which it reads MLflow's status of the run, ends."""
     folder = Path(arguments[0])
-    os.nice(10)  # the processors are the trainer's; at 19 it would not notice its end for long
+    os.nice(10)  # leaves the processors to the trainer; at 19 this process would notice the end too late
     starter.watch(os.getppid(), _leave)
     os.environ.update(HURRY)
     logging.disable(logging.CRITICAL)
@@ -54,9 +54,10 @@ def main(arguments: list[str]) -> int:
 
 
 def follow(folder: Path, ends: int) -> None:
-    """Send the lines of `folder` as they come, and the run's last status once the descriptor `ends` speaks or closes.
+    """Send the lines of `folder` as they are written, and the run's final status when the descriptor `ends` has it.
 
-    A store that does not take them is named once on stderr, and tried again later.
+    If `ends` closes without a status, `UNKNOWN_END` is sent. If a store refuses the lines, a warning on stderr names it
+    once, and it is tried again later.
     """
     training = json.loads((folder / paths.TRAINING_FILE).read_text(encoding="utf-8"))
     runs: tuple[Run, Run] | None = None
@@ -77,14 +78,14 @@ def follow(folder: Path, ends: int) -> None:
                     known = {point for run in runs for point in known_points(client, run, run.data.metrics)}
                 new = [point for point in points(whole_lines(folder / paths.LIVE_FILE)) if point[:2] not in known]
                 for run, is_own in zip(runs, (True, False), strict=True):
-                    mine = [point for point in new if mlflow_store.stands_in(point[0], runs[0]) == is_own]
-                    log_points(client, run.info.run_id, mine)
+                    chosen = [point for point in new if mlflow_store.belongs_in(point[0], runs[0]) == is_own]
+                    log_points(client, run.info.run_id, chosen)
                     if status is not None:
                         client.set_terminated(run.info.run_id, status)
                 known |= {point[:2] for point in new}
                 read_bytes = size_bytes
         except RegistryError as error:
-            # A batch may have arrived although its answer did not: what the run holds is asked anew.
+            # A batch may have arrived although its response did not, so the run's points are fetched again.
             runs, rest_until = None, time.monotonic() + REST_S
             if not warned:
                 _warn(str(error))
@@ -92,7 +93,7 @@ def follow(folder: Path, ends: int) -> None:
 
 
 def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> tuple["Run", "Run"]:
-    """The run of this training, which an earlier attempt may have begun, and the one below it, as running ones."""
+    """The run of this training, which may be one of an earlier attempt, and the run below it, both set to RUNNING."""
     with writing(client):
         run = run_of(client, training["task"], key, training["version"])
         runs = run, mlflow_store.details_of(client, run)
@@ -104,11 +105,11 @@ def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> tuple["
 
 
 def _read_status(ends: int) -> str | None:
-    """How the run ended, or None if it goes on; waits until the next batch is due."""
+    """The final status of the run, or None if the run continues. Waits until the next batch is due."""
     ready, _, _ = select.select([ends], [], [], EVERY_S)
     if not ready:
         return None
-    signal.alarm(LAST_S)  # nobody waits for this process any more
+    signal.alarm(LAST_S)  # no process waits for this one from now on
     return os.read(ends, 64).decode().strip() or UNKNOWN_END
 
 

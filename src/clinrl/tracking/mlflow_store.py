@@ -1,7 +1,7 @@
-"""The tracking server: how it is asked, what it refuses, and the run that each version has there.
+"""The MLflow store: its client, its errors as sentences, and the run of each version.
 
-A run is found by a key that everything which determined the training has part in, so that a training that continues,
-a registration and another machine all fill the same one. What a run holds stays; what is missing is added.
+A run is found by a key, the digest of everything that determines the training. So a training that continues, a
+registration and another machine all write to the same run. They add missing values and never change existing ones.
 """
 
 import errno
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 SQLITE = "sqlite:///"
 STORE = Path("mlruns/mlflow.db")
-"""Where names are kept if MLFLOW_TRACKING_URI does not say otherwise; artefacts lie beside it."""
+"""The store if MLFLOW_TRACKING_URI does not name another one; its artefacts are in the same folder."""
 BESIDE = "artifacts"
-"""The folder beside a SQLite store that holds its artefacts."""
+"""The folder with the artefacts of a SQLite store, beside its file."""
 ADDRESSES = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -39,19 +39,19 @@ ADDRESSES = (
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
 )
-"""Tables and columns of MLflow's that hold absolute addresses of artefacts."""
+"""MLflow's tables and columns with absolute addresses of artefacts."""
 PATIENCE_S = 5
-"""Seconds that a locked SQLite store is waited for."""
+"""Seconds to wait for a locked SQLite store."""
 KEY = "clinrl.key"
-"""Run tag: everything that determined the training, as one digest. A training that continues finds its run by it."""
+"""Run tag: the digest of everything that determines the training, by which a training that continues finds its run."""
 PARENT = "mlflow.parentRunId"
-"""Run tag of MLflow's: the run below which its pages show this one."""
+"""MLflow's run tag for the run below which its pages show this one."""
 NOTE = "mlflow.note.content"
-"""Tag of MLflow's: what its pages say of an experiment or a run."""
+"""MLflow's tag for the description of an experiment or a run on its pages."""
 KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Experiment tag of MLflow's: of what kind the experiment is. Its pages open on traces all the same, as of 3.17."""
+"""MLflow's experiment tag for the kind of experiment. As of 3.17, its pages open on traces all the same."""
 SHOWN = frozenset({"reward", "mode_agreement"})
-"""Metrics that stand in a version's own run, for every task. The run below it holds the rest."""
+"""Metrics of every task that are logged to a version's own run. All others are logged to the run below it."""
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -59,24 +59,24 @@ PATIENCE = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""Defaults for a server that does not answer: MLflow's own would wait for many minutes."""
+"""Settings for a server that does not answer. With MLflow's own defaults, a client would wait for many minutes."""
 
 TWICE = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
-"""What SQLite, PostgreSQL and MySQL say when a row is added that somebody else has just added."""
+"""The errors of SQLite, PostgreSQL and MySQL for a row that another process has just added."""
 
 DISK_FULL = re.compile(r"database or disk is full|no space left on device", re.IGNORECASE)
-"""What SQLite, and the system through a server, say of a full disk."""
+"""The errors of SQLite, and of the system through a server, when the disk is full."""
 
 Point = tuple[str, int, float]
 """Metric, step, value."""
 
 
 class Clash(RegistryError):
-    """Two machines added the same thing at once, which MLflow does not expect. Asking again finds it there."""
+    """Two machines added the same thing at once, which MLflow does not handle. A second attempt succeeds."""
 
 
 def store() -> str:
-    """MLFLOW_TRACKING_URI, or the project's own SQLite file. Raises RegistryError for a folder, or no address."""
+    """MLFLOW_TRACKING_URI, or the address of the project's SQLite file. Raises RegistryError if it is unfit."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"{SQLITE}{STORE}"
     if (file := file_of(uri)) is not None:
         if file == Path():
@@ -90,29 +90,29 @@ def store() -> str:
         return f"{SQLITE}{path}"
     try:
         place(uri)
-    except ValueError:  # which may quote a password
+    except ValueError:  # its text may contain a password
         raise RegistryError(
             "MLFLOW_TRACKING_URI is no address; set it to a server (http://host:port) or to a file "
             "(sqlite:///path/mlflow.db)"
         ) from None
     if urlsplit(uri).scheme in ("", "file"):
         raise RegistryError(
-            f"MLFLOW_TRACKING_URI is {format_value(uri)}, a folder, where MLflow keeps no names any more; set it to a "
-            "server (http://host:port) or to a file (sqlite:///path/mlflow.db)"
+            f"MLFLOW_TRACKING_URI is {format_value(uri)}, a folder, in which MLflow no longer keeps a registry; set "
+            "it to a server (http://host:port) or to a file (sqlite:///path/mlflow.db)"
         )
     return uri
 
 
 def file_of(uri: str) -> Path | None:
-    """The SQLite file that a store is, or None for a server."""
+    """The file of a SQLite store, or None for a server."""
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
 def beside(uri: str, address: str) -> Path:
-    """The folder in a SQLite store's own artefacts that an address of MLflow's names.
+    """The folder of an artefact of a SQLite store, from its address in the store.
 
-    Whoever can write to the store can put any address there. Raises RegistryError for one that leads elsewhere: what is
-    written, removed or signed there would be somebody else's.
+    Anybody who can write to the store can put any address there. Raises RegistryError for an address outside of the
+    store's own artefacts, so that no other files are written, removed or signed.
     """
     own = (Path(uri.removeprefix(SQLITE)).absolute().parent / BESIDE).resolve()
     folder = Path(unquote(urlsplit(address).path))
@@ -124,7 +124,7 @@ def beside(uri: str, address: str) -> Path:
 
 
 def application(file: Path) -> Any:
-    """MLflow's server over a prepared SQLite store and the artefacts beside it: ASGI, and without any password."""
+    """MLflow's server for a prepared SQLite store and its artefacts, as an ASGI application without any password."""
     from mlflow.server import constants
 
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = f"{SQLITE}{file.absolute()}"
@@ -136,7 +136,7 @@ def application(file: Path) -> Any:
 
 @contextmanager
 def connect() -> Iterator["MlflowClient"]:
-    """The client of the store. Whatever it refuses in this block becomes a RegistryError of one sentence."""
+    """The client of the store. Its errors in this block are raised as a RegistryError of one sentence."""
     uri = store()
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -145,7 +145,7 @@ def connect() -> Iterator["MlflowClient"]:
         yield _client(uri)
     except (MlflowException, SQLAlchemyError) as error:
         if TWICE.search(str(error)):
-            raise Clash(f"{place(uri)} was told the same by somebody else; give the same command again") from error
+            raise Clash(f"another process wrote the same to {place(uri)}; give the same command again") from error
         raise RegistryError(_sentence(uri, error)) from error
     except ModuleNotFoundError as error:
         raise RegistryError(
@@ -153,7 +153,7 @@ def connect() -> Iterator["MlflowClient"]:
             "MLFLOW_TRACKING_URI to another"
         ) from error
     except OSError as error:
-        if error.errno is not None:  # the disk's; errors of the requests library have no number
+        if error.errno is not None:  # an error of the disk; those of the requests library have no number
             raise
         raise RegistryError(_sentence(uri, error)) from error
 
@@ -165,7 +165,7 @@ def _client(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
     from mlflow.store.db.db_types import DATABASE_ENGINES
 
-    # They announce what they are about to do, and print a traceback beside the error that they raise.
+    # These loggers announce routine steps, and print a traceback for errors that are raised anyway.
     for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     file = file_of(uri)
@@ -181,12 +181,12 @@ def _client(uri: str) -> "MlflowClient":
     elif urlsplit(uri).scheme.partition("+")[0] in DATABASE_ENGINES:
         from mlflow.store.db.utils import create_sqlalchemy_engine
 
-        create_sqlalchemy_engine(uri).connect().close()  # MLflow asks ten times, for 102 s and without a word
+        create_sqlalchemy_engine(uri).connect().close()  # MLflow would silently retry ten times, for 102 s
     return MlflowClient(uri)
 
 
 def prepare(file: Path) -> None:
-    """See that a SQLite store is there, whole, and points to the artefacts beside it. One process at a time."""
+    """Create a SQLite store if it is missing, and make it point to the artefacts beside it. One process at a time."""
     with locked(file.with_name(f"{file.name}.lock")):
         if not file.exists():
             _begin(file)
@@ -194,9 +194,9 @@ def prepare(file: Path) -> None:
 
 
 def _begin(file: Path) -> None:
-    """Make a new store elsewhere and put it in place: MLflow cannot go on with tables half made.
+    """Create a new store under another name and then rename it, since MLflow cannot use a store with half its tables.
 
-    Whoever makes them may be killed meanwhile, as is the follower of a training that ends before they are there.
+    The process may be killed meanwhile: `live_metrics` is if its training ends that early.
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -208,25 +208,25 @@ def _begin(file: Path) -> None:
 
 
 def writing(client: "MlflowClient") -> AbstractContextManager[object]:
-    """Add to a SQLite store alone. MLflow looks before it adds, so that two at once would add the same thing twice.
+    """A lock on a SQLite store for adding to it. MLflow checks before it adds, so two processes could both add a thing.
 
-    Never waits for a server's store.
+    For a server there is no lock.
     """
     file = file_of(client.tracking_uri)
     return nullcontext() if file is None else locked(file.with_name(f"{file.name}.writing"))
 
 
 def _follow(file: Path) -> None:
-    """Let a store that was moved or copied, with the artefacts beside it, point to where they are now.
+    """Update the addresses in a store that was moved or copied together with its artefacts.
 
-    MLflow keeps absolute addresses. Those of artefacts elsewhere, as on a server or in a bucket, stay; so do all, as
-    long as no artefacts lie beside the file.
+    MLflow stores absolute addresses. Those of artefacts elsewhere, as on a server or in a bucket, stay unchanged, and
+    so do those of artefacts that are not beside the file.
     """
     try:
         with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as database, database:
             here = (file.parent / BESIDE).as_uri()
             for (location,) in database.execute("SELECT artifact_location FROM experiments").fetchall():
-                there, _, folder = location.rpartition("/")  # a task's name, or the number that a server gave
+                there, _, folder = location.rpartition("/")  # the name of a task, or a server's number for it
                 is_ours = there.startswith("file:") and there.endswith(f"/{BESIDE}")
                 if not is_ours or there == here or not (file.parent / BESIDE / folder).is_dir():
                     continue
@@ -236,12 +236,12 @@ def _follow(file: Path) -> None:
                         f"OR substr({column}, 1, ?) = ?",
                         (here, len(there) + 1, location, len(location) + 1, f"{location}/"),
                     )
-    except sqlite3.Error:  # no store of MLflow's, or locked: MLflow says it better
+    except sqlite3.Error:  # not MLflow's, or locked: MLflow's own error is better
         return
 
 
 def _sentence(uri: str, error: Exception) -> str:
-    """What MLflow said, as one sentence without passwords."""
+    """The error of MLflow as one sentence without passwords."""
     text = mask(" ".join(str(error).split()))
     code = getattr(error, "error_code", "")
     if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"):
@@ -259,7 +259,7 @@ def _sentence(uri: str, error: Exception) -> str:
 
 
 def place(uri: str) -> str:
-    """The store as a sentence names it, without credentials."""
+    """The name of the store in messages, without credentials."""
     if (file := file_of(uri)) is not None:
         return f"the registry in {file}"
     parts = urlsplit(uri)
@@ -267,7 +267,7 @@ def place(uri: str) -> str:
 
 
 def run_key(manifest: Manifest) -> str:
-    """What the run of a version or a merge is found by: the name of the folder that it was trained in."""
+    """The key of the run of a version or a merge: the name of the folder with the checkpoints of its training."""
     spec = {
         **manifest.spec,
         "version": manifest.name,
@@ -275,44 +275,44 @@ def run_key(manifest: Manifest) -> str:
         "task_version": manifest.task_version,
         "inputs": manifest.inputs,
     }
-    spec.pop("samplers", None)  # who sampled is known at the end alone
+    spec.pop("samplers", None)  # known only at the end of the training
     return paths.checkpoints(manifest.name, digest(spec)).name
 
 
 def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
-    """The run with a key, created if there is none; call it while `writing`.
+    """The run with a key, created if there is none. Call it while `writing`.
 
-    On a server, two machines that create it at once end with one, unless their clocks disagree. Raises RegistryError
-    if the experiment of the task was deleted, or is out of reach without its server.
+    If two machines create it on a server at once, one run remains, unless their clocks disagree. Raises RegistryError
+    if the experiment of the task was deleted, or if its artefacts are kept by a server.
     """
     return _one_run(client, _experiment(client, task), KEY, key, name)
 
 
 def finished_run(client: "MlflowClient", task: str, key: str) -> "Run | None":
-    """The run with a key, if it is there and has ended. One that somebody deleted is not."""
-    held = client.get_experiment_by_name(task)
-    runs = _runs(client, held.experiment_id, KEY, key) if held else []
+    """The run with a key, if there is one that has finished and was not deleted; else None."""
+    experiment = client.get_experiment_by_name(task)
+    runs = _runs(client, experiment.experiment_id, KEY, key) if experiment else []
     return runs[0] if runs and runs[0].info.status == "FINISHED" else None
 
 
 def details_of(client: "MlflowClient", run: "Run") -> "Run":
-    """The run below a version's own, for the metrics that are not among the first; as `run_of`."""
+    """The run below a version's own, for the metrics that are not logged there, created if there is none."""
     return _one_run(client, run.info.experiment_id, PARENT, run.info.run_id, f"{run.info.run_name}, all metrics")
 
 
-def stands_in(name: str, run: "Run", shown: Collection[str] = SHOWN) -> bool:
-    """Whether a metric belongs into a version's own run: by name, or since it was logged there before others moved."""
+def belongs_in(name: str, run: "Run", shown: Collection[str] = SHOWN) -> bool:
+    """Whether a metric is logged to a version's own run: by its name, or because that run has it from before."""
     return name in shown or name in run.data.metrics
 
 
 def _one_run(client: "MlflowClient", experiment: str, tag: str, value: str, name: str) -> "Run":
     found = _runs(client, experiment, tag, value)
     if not found:
-        mine = client.create_run(experiment, run_name=name, tags={tag: value})
+        created = client.create_run(experiment, run_name=name, tags={tag: value})
         found = _runs(client, experiment, tag, value)
-        if found[0].info.run_id != mine.info.run_id:
-            client.set_terminated(mine.info.run_id, "KILLED")  # a deleted run keeps its status, and looked alive
-            client.delete_run(mine.info.run_id)
+        if found[0].info.run_id != created.info.run_id:  # another machine was quicker
+            client.set_terminated(created.info.run_id, "KILLED")  # else the deleted run would still look alive
+            client.delete_run(created.info.run_id)
     return found[0]
 
 
@@ -327,10 +327,10 @@ def _experiment(client: "MlflowClient", task: str) -> str:
     found = client.get_experiment_by_name(task)
     if found is None:
         try:
-            file = file_of(client.tracking_uri)  # a server knows where its artefacts lie
+            file = file_of(client.tracking_uri)  # a server chooses the place itself
             own = None if file is None else (file.parent / BESIDE / task).as_uri()
             return str(client.create_experiment(task, own, tags=KIND))
-        except MlflowException:  # somebody else was quicker
+        except MlflowException:  # another machine was quicker
             found = client.get_experiment_by_name(task)
             if found is None:
                 raise
@@ -347,7 +347,7 @@ def _experiment(client: "MlflowClient", task: str) -> str:
 
 
 def flat(spec: Mapping[str, Any], at: str = "") -> dict[str, str]:
-    """A recipe as MLflow's parameters: nested names joined by dots, anything but text as JSON."""
+    """A recipe as MLflow's parameters: nested names joined by dots, and values other than text as JSON."""
     flattened: dict[str, str] = {}
     for name, value in spec.items():
         if isinstance(value, Mapping) and value:
@@ -378,7 +378,7 @@ def _numbers(name: str, estimate: Estimate) -> dict[str, float]:
 
 
 def points(history: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Every number of a training history, but the step that it belongs to."""
+    """Every number of a training history as a point; `step` itself is none."""
     return [
         (name, int(line["step"]), float(value))
         for line in history
@@ -388,15 +388,15 @@ def points(history: Iterable[Mapping[str, Any]]) -> list[Point]:
 
 
 def known_points(client: "MlflowClient", run: "Run", names: Iterable[str]) -> set[tuple[str, int]]:
-    """Metric and step of what a run holds already of the named metrics."""
-    held = set(names) & run.data.metrics.keys()
-    return {(name, metric.step) for name in held for metric in client.get_metric_history(run.info.run_id, name)}
+    """Metric and step of each point that a run already has of the named metrics."""
+    known = set(names) & run.data.metrics.keys()
+    return {(name, metric.step) for name in known for metric in client.get_metric_history(run.info.run_id, name)}
 
 
 def log_points(client: "MlflowClient", run_id: str, new: Iterable[Point], *, at: int | None = None) -> None:
     """Log points, dated `at` (ms since 1970; None: now). The client sends them in blocks of 1000.
 
-    MLflow keeps a point once that comes twice with one date.
+    MLflow stores a point only once if it comes twice with the same date.
     """
     from mlflow.entities import Metric
 

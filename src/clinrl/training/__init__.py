@@ -1,1 +1,1 @@
-"""Training one version: the process that is started, the one that trains, and what watches it."""
+"""Training of one version: the parent process, the worker that trains, and the callback that watches it."""

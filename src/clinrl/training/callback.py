@@ -1,4 +1,4 @@
-"""What watches a training run: whole checkpoints, alarms, the history, and a line of progress."""
+"""The callback of a training run: it seals checkpoints, raises alerts, and writes the history and the progress."""
 
 import math
 import os
@@ -25,23 +25,23 @@ _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""
 
 MUCH = 0.2
-"""Share of its time that a training waits for a processor, from which on the machine is called overcommitted."""
+"""The machine counts as overcommitted if a training waits for a processor for this share of its time, or for more."""
 CROWDED = 8
-"""Steps that are computed with one thread after one that waited so much: two threads wait for each other's turn."""
+"""Number of steps that use one thread after a step that waited so much: two threads would wait for each other."""
 
 KL_AT_START = 1e-6
-"""Nats. Before the first update the policy is its own reference, so that any divergence is a wrong reference. In
-bfloat16 rounding alone is more: there the alert `first_kl` says it."""
+"""Nats. Before the first update the policy equals its reference, so any divergence means a wrong reference. In
+bfloat16 rounding alone exceeds this limit; there the alert `first_kl` reports a wrong reference."""
 
 
 def history(log: list[dict[str, Any]]) -> str:
-    """The logged steps as JSON lines, one a step, without any value that a clock decides. NaN becomes null."""
-    steps = [entry for entry in log if "loss" in entry]  # the other entries sum the run up
+    """The logged steps as JSON lines, one per step, without values that a clock decides. NaN becomes null."""
+    steps = [entry for entry in log if "loss" in entry]  # the other entries are summaries of the run
     return "".join(canonical_json(finite(entry)) + "\n" for entry in steps)
 
 
 def finite(entry: dict[str, Any]) -> dict[str, Any]:
-    """A logged step as the history has it: nothing that a clock decides, and None for what is no finite number."""
+    """A logged step for the history: without values that a clock decides, and with None for non-finite numbers."""
     kept = {key: value for key, value in entry.items() if key not in _CLOCK}
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in kept.items()}
 
@@ -49,35 +49,36 @@ def finite(entry: dict[str, Any]) -> dict[str, Any]:
 class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Seals checkpoints, stops at step boundaries, and raises TrainingError when a run goes wrong.
 
-    `moved` tells whether the adapter differs from its start; set it once there is one. It is asked after the first
-    step whose gradient was not zero, since a step of groups with equal rewards moves nothing. In a world of several
-    processes process 0 alone writes, speaks and raises alarms: what is logged of the whole step is logged by it.
+    Set `moved` once there is an adapter: it returns whether the adapter differs from its start. It is called after the
+    first step whose gradient is not zero, since a step whose groups have equal rewards changes nothing. Of several
+    processes only process 0 writes files, prints and raises alerts, because only it logs values of the whole step.
     """
 
     def __init__(
-        self, folder: Path, *, version: str, steps: int, heeds: bool = True, waiver: str = "", world: World = ALONE
+        self, folder: Path, *, version: str, steps: int, can_stop: bool = True, waiver: str = "", world: World = ALONE
     ) -> None:
         self.folder = folder
         self.world = world
         self.version = version
         self.steps = steps
-        self.heeds = heeds
+        self.can_stop = can_stop
         self.waiver = waiver
         self.monitor = alerts.Monitor()
         self.moved: Callable[[], bool] = lambda: False
         self.has_moved = False
+        """Whether an alert of level `stop` ends the run."""
         self.shares = False
-        """Whether fewer threads leave the bytes as they are."""
+        """Whether the number of threads leaves the computed bytes unchanged."""
         self.queue = Queue()
         self.crowded_until = 0
-        """The step at which two threads are tried again."""
+        """The step at which two threads are used again."""
         self.stop_requested = False
         self.saved = 0
         self.began = time.monotonic()
         self.line = ProgressLine(version, steps)
 
     def request_stop(self) -> None:
-        """Stop at the end of the step that is running. For signal handlers."""
+        """Stop at the end of the current step. For signal handlers."""
         self.stop_requested = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -94,7 +95,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.queue.share() >= MUCH:
             self.crowded_until = state.global_step + CROWDED
-        if self.shares and self.world.size == 1:  # each of several has one thread, for good
+        if self.shares and self.world.size == 1:  # each of several processes always uses one thread
             determinism.share(is_crowded=state.global_step < self.crowded_until)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -127,7 +128,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             self.has_moved = True
         if self.world.is_main:
             self._write(step, logs)
-            self._heed(self.monitor.add(finite({**logs, "step": step})))
+            self._report(self.monitor.add(finite({**logs, "step": step})))
 
     def _write(self, step: int, logs: dict[str, Any]) -> None:
         with (self.folder / TIMINGS).open("a", encoding="utf-8") as stream:
@@ -138,10 +139,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             stream.write(history([{**logs, "step": step}]))
         self.line.show(step, logs)
 
-    def _heed(self, alarms: list[alerts.Alarm]) -> None:
-        """Say what the monitor raised. A stop raises Alarmed, unless `on_alarm` or a waiver lets it go on."""
+    def _report(self, alarms: list[alerts.Alarm]) -> None:
+        """Print the alerts of a step. One of level `stop` raises Alarmed, unless `on_alarm` or a waiver forbids it."""
         for alarm in alarms:
-            if alarm.level == "stop" and self.heeds and not self.waiver:
+            if alarm.level == "stop" and self.can_stop and not self.waiver:
                 raise Alarmed(
                     f"stopped at step {alarm.step} of {self.steps} ({alarm.name}): {alarm.says}. What usually helps: "
                     f"{alarm.helps}. The checkpoint of step {self.saved} is the last good one"
@@ -156,9 +157,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.status("running", self.saved)
 
     def status(self, state: str, step: int, reason: str = "") -> None:
-        """Say where the run is, and the last step that a new start would continue from.
+        """Write the state of the run, and the step from which a new start would continue.
 
-        A process other than 0 says that it failed, and nothing else.
+        A process other than 0 writes only that it failed.
         """
         if not self.world.is_main and state not in ("failed", "crashed"):
             return
@@ -167,9 +168,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
 
 class ProgressLine:
-    """Step, reward or loss, clipped share, time left and a warning of an overcommitted machine, all on stderr.
+    """Shows step, reward or loss, clipped share, time left and a warning of an overcommitted machine on stderr.
 
-    A bar on a terminal, else a line now and then.
+    It is a bar on a terminal, and elsewhere a line about every 5% of the steps.
     """
 
     def __init__(self, version: str, steps: int) -> None:
@@ -181,7 +182,7 @@ class ProgressLine:
         self.bar: Any = None
 
     def start(self, step: int) -> None:
-        """Begin to show, at a step that an earlier run may have reached."""
+        """Begin the display at a step, which an earlier run may have reached."""
         self.first, self.began_s, self.queue = step, time.monotonic(), Queue()
         if not sys.stderr.isatty():
             echo(f"{self.version} trains from step {step} to {self.steps}")
@@ -208,7 +209,7 @@ class ProgressLine:
             echo(f"{self.version} step {step}/{self.steps} {now}")
 
     def _spent(self, logs: dict[str, Any]) -> str:
-        """How long the steps take, and the share of that which goes into the reward."""
+        """The time of this step, and the share of the time of all steps that went into the reward."""
         if not logs.get("step_time") or "reward_time" not in logs:
             return ""
         self.seconds += logs["step_time"]
@@ -216,7 +217,7 @@ class ProgressLine:
         return f" {logs['step_time']:.1f} s, {100 * self.rewarding / self.seconds:.0f}% of the time for the reward"
 
     def _waiting(self) -> str:
-        """A warning if, since the line before, others held the processors for a good part of the time."""
+        """A warning if, since the line before, the training waited for a processor for much of the time."""
         share = self.queue.share()
         return f"; machine overcommitted: {share:.0%} of the time spent waiting for a processor" * (share >= MUCH)
 
@@ -227,7 +228,7 @@ class ProgressLine:
 
 
 def disk_is_full(error: BaseException, folder: Path) -> bool:
-    """Whether a write failed for want of space. torch and safetensors say so in words only, or not at all."""
+    """Whether a write failed for lack of space. torch and safetensors report that only in words, or not at all."""
     is_full = "No space left on device" in str(error) or getattr(error, "errno", None) == 28
     status = os.statvfs(folder)
     return is_full or status.f_bavail * status.f_frsize < 1 << 20

@@ -1,8 +1,8 @@
-"""Train one version: the parent process, which checks the inputs, starts the worker and publishes what it made.
+"""Train one version: the parent process, which checks the inputs, starts the worker and publishes the adapter.
 
-Training runs in a child process of its own, so that a crash, an out-of-memory kill or a signal ends the child and
-leaves the parent to say what happened. Everything the child does is determined by one file, the resolved spec; its
-digest names the folder of the run's checkpoints, so the same command continues the same run and no other.
+Training runs in a child process, so that a crash, an out-of-memory kill or a signal ends only the child, and the parent
+can report it. One file, the resolved spec, determines everything the child does. Its digest names the folder of the
+run's checkpoints, so the same command continues the same run and no other.
 """
 
 import json
@@ -29,7 +29,7 @@ from clinrl.config.machine import Machine, read_machine, sequences_of
 from clinrl.config.params import Params
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
-from clinrl.data.reward_audit import identity_in, proven
+from clinrl.data.reward_audit import identity_in, validated_identity
 from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.models import needs, step_time
@@ -45,18 +45,19 @@ SPEC = "spec.json"
 ROWS = "rows.jsonl"
 ADAPTER = "adapter"
 SAMPLERS = "samplers.json"
-"""Who sampled in a training at full scale, and after how many steps, or parts of what is sampled before the first."""
+"""The file with the samplers of a training at full scale: the identity of each, and from which step on it sampled.
+Rejection sampling counts parts of its completions instead, which are all sampled before the first step."""
 DISK_FULL = 5
-"""The worker's exit code when nothing more can be written, its status neither."""
+"""The worker's exit code when the disk is full, so that it cannot even write its status."""
 
 
 def stage(params: Params, version: str) -> None:
     """Train `version` and write `data/adapters/<version>`.
 
     Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, Busy if the
-    version is being trained already, OutOfMemory if it cannot fit at full scale, Alarmed if an alarm ended the
-    training, and TrainingError if it ended without an adapter for another reason; where the same command continues the
-    run, the message says from which step.
+    version is being trained already, OutOfMemory if it cannot fit at full scale, Alarmed if an alert stopped the
+    training, and TrainingError if it ended without an adapter for another reason. If the same command would continue
+    the run, the message says from which step.
     """
     world.check_alone(os.environ)
     target = paths.adapter(version)
@@ -71,7 +72,7 @@ def stage(params: Params, version: str) -> None:
         if not _completed(folder, spec["trainer"]["steps"]):
             needs.check(params, version, read_machine())
             step_time.tell(params, version, read_machine())
-            # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
+            # The worker may die before it writes a status. That of an earlier attempt must not pass for its own.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
             for file in folder.glob(OTHERS.format("*")):
                 file.unlink()
@@ -89,7 +90,7 @@ def stage(params: Params, version: str) -> None:
             if (folder / SAMPLERS).exists():
                 fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)
-        # First the claim, then what it claims: killed halfway, the folder must not pass for a completed run.
+        # The status goes first: if this process is killed here, the rest must not pass for a completed run.
         (folder / STATUS).unlink()
         shutil.rmtree(folder)
 
@@ -99,9 +100,9 @@ def _trainer(params: Params, version: str) -> Any:
 
 
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
-    """The spec as the worker is given it. What machine.yaml says is in it, and not in its digest."""
+    """The spec for the worker, with the settings of machine.yaml, which its digest does not cover."""
     machine, trainer = read_machine(), spec["trainer"]
-    if spec["scale"] == "embedded":  # its bytes are those of one process
+    if spec["scale"] == "embedded":  # several processes would give other bytes
         machine = machine.model_copy(update={"processes": 1, "nodes": 1, "address": None})
     rows = machine.rows_at_once(trainer, sequences_of(trainer), spec["scale"])
     return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
@@ -110,14 +111,15 @@ def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
 def resolve(params: Params, version: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Everything that determines the adapter: the spec as JSON, and the rows of the training stream in order.
 
-    A row names its case by id, its mode, and the rules its taught label omits (SFT). Raises ArtefactError as `stage`.
+    A row has the id of its case, its mode, and the rules that its label omits (SFT only). Raises ArtefactError for the
+    same reasons as `stage`.
     """
     block = params.versions[version]
     task, profile = get_task(block.task), params.profiles[block.profile]
     inputs = {
         "base": identity(verified(paths.base(block.task))),
         "parent": _parent(params, version),
-        "data": proven(block.data, task),
+        "data": validated_identity(block.data, task),
     }
     _check_probe(version, inputs["data"])
     cases, omit = list(read_cases(paths.cases(block.data), task)), profile.omit if profile.method == "sft" else {}
@@ -127,13 +129,13 @@ def resolve(params: Params, version: str) -> tuple[dict[str, Any], list[dict[str
     ]
     oracles = {} if profile.method == "sft" else identities(task, params.reward(version), paths.base(block.task))
     found = {"rows": digest(rows), "environment": determinism.record(), "inputs": inputs}
-    spec = asked(params, version) | found | ({"oracles": oracles} if oracles else {})
-    # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
+    spec = requested(params, version) | found | ({"oracles": oracles} if oracles else {})
+    # Labels may be integers in YAML, but JSON has string keys only. The round trip makes the spec what the child reads.
     return json.loads(canonical_json(spec)), rows
 
 
-def asked(params: Params, version: str) -> dict[str, Any]:
-    """What params.yaml says of an adapter, as its spec has it: of what a recipe may leave out, what it does not."""
+def requested(params: Params, version: str) -> dict[str, Any]:
+    """The part of an adapter's spec that its params determine. Optional settings are included only if they are set."""
     block = params.versions[version]
     profile = params.profiles[block.profile]
     spec = {
@@ -199,7 +201,7 @@ def _check_probe(version: str, data: str) -> None:
 
 
 def _status(folder: Path) -> dict[str, Any]:
-    """What process 0 says, or why another failed: that one is then the first that did."""
+    """The status that process 0 wrote; that of another process if it failed and process 0 did not say that it did."""
     try:
         status: dict[str, Any] = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -215,11 +217,11 @@ def _completed(folder: Path, steps: int) -> bool:
 
 
 def _judge(code: int, folder: Path, version: str, steps: int) -> None:
-    """Raise TrainingError unless the worker both ended well and says that it reached the last step."""
+    """Raise TrainingError unless the worker exited with 0 and its status says that it reached the last step."""
     status = _status(folder)
     if code == 0 and _completed(folder, steps):
         return
-    if status["state"] in ("starting", "running"):  # it was ended before it could say so
+    if status["state"] in ("starting", "running"):  # it died before it could write how it ended
         write_json(folder / STATUS, {**status, "state": "ended"})
     resume = f"the same command continues from step {status['step']} of {steps}"
     if code == DISK_FULL:
@@ -234,12 +236,12 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     elif code < 0:
         why = f"was ended by signal {-code} ({signal.Signals(-code).name})"
     else:
-        why = f"ended with code {code} at {status['state']}, without an adapter; its last words are above"
+        why = f"ended with code {code} at {status['state']}, without an adapter; its last output is above"
     raise TrainingError(f"the trainer of {version} {why}; {resume}")
 
 
 def _fate(code: int, state: str) -> str:
-    """MLflow's word for a worker that ended with a code and a state."""
+    """The MLflow status for the exit code and the last state of a worker."""
     if code == 0:
         return "FINISHED"
     return "KILLED" if code < 0 or state == "stopped" else "FAILED"

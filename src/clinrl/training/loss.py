@@ -1,10 +1,10 @@
-"""A second way to the losses of TRL, without what cannot change their gradient.
+"""The shared path: a second way to compute TRL's losses, without computation that cannot change their gradient.
 
-In both methods rows of like length are computed together, so that little is padding, and the head is not asked for the
-words of a prompt. In GRPO dead rows are left out, and a shared prompt is computed once. A row is dead when its
-advantage is exactly 0 and no KL term applies, as in a group whose completions all earn the same. The loss itself stays
-TRL's: it is given scores in which a dead row has no gradient, so that every loss type, mask and normaliser is what it
-was. At the first step that has a gradient, both ways are compared.
+In SFT and GRPO, rows of similar length are computed together, so that there is little padding, and the head computes no
+logits for prompts. In GRPO, dead rows are also skipped, and a shared prompt is computed once. A row is dead when its
+advantage is exactly 0 and no KL term applies, as in a group whose completions all have the same reward. The loss is
+still TRL's: it gets scores in which a dead row has no gradient, so each loss type, mask and normaliser works as before.
+At the first step that has a gradient, the shared path is compared with TRL's own, the stock path.
 """
 
 import math
@@ -29,40 +29,40 @@ from clinrl.training.scores import ByLength, LiveRows
 from clinrl.training.world import ALONE, World
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
-"""Logged where the shared path is asked for: whether it agreed with TRL's, and at the step of the check by how much."""
+"""Metrics of a recipe with the shared path: whether it agrees with TRL's, and at the step of the check by how much."""
 ROUNDING = "loss_path/rounding"
-"""Logged where that was more than `BFLOAT16_TOLERANCE`: how far TRL's gradient moves under more padding alone."""
+"""Logged if the gradients differ by more than `BFLOAT16_TOLERANCE`: how far TRL's gradient moves under more padding."""
 TOLERANCE = 1e-4
-"""Allowed differences of loss and gradient, relative."""
+"""Allowed relative differences of loss and gradient."""
 BFLOAT16_TOLERANCE = 6e-2
-"""The same in bfloat16, whose rounding alone moves TRL's gradient of a tiny model by 0.02 from that in float32 (median)
-and by 0.06 in one batch of ten. The shared path's is as far from it. Deep models round more often: of 32 layers with
-random weights by 0.1. So a larger difference is compared with that of TRL's own loss under more padding."""
+"""The same in bfloat16. Its rounding alone moves TRL's gradient of a tiny model by 0.02 from that in float32 (median),
+and by 0.06 in one batch of ten. The shared path's gradient is as far from it. Deep models round more often: with 32
+layers of random weights the gradient moves by 0.1. So a larger difference is compared with `ROUNDING`."""
 PADDING = 24
-"""Columns of it. Attention adds in other blocks then, and no value changes but by rounding."""
+"""Columns of padding that are added for it. Attention then sums in other blocks, so values change by rounding alone."""
 ROUNDED = 2.0
-"""Times that difference the shared path may be away from TRL's. In twenty batches over 32 layers of random weights it
-was at most 1.1 times as far, 0.5 in the median."""
+"""The gradients may differ by this many times `ROUNDING`. In twenty batches over 32 layers of random weights they
+differed by at most 1.1 times as much, and by 0.5 in the median."""
 
 GRID = 2.0**14
-"""Steps in a unit of what is paid at full scale. Sums of a group are exact then, up to 16 rewards below 64."""
+"""At full scale, rewards are rounded to multiples of 1 / GRID, so that sums of up to 16 rewards below 64 are exact."""
 CANCELLED = 1e-7
-"""Largest entry of a gradient that says nothing: what rounding leaves where equal completions cancel each other out."""
+"""A gradient without any entry this large says nothing: rounding leaves as much where equal completions cancel out."""
 
 
 class Checked:
-    """A trainer of TRL with a second way to its loss, which is taken only if it gives TRL's loss and gradient."""
+    """A trainer of TRL with the shared path, which is used only if it gives TRL's loss and gradient."""
 
     loss_path: Literal["stock", "shared"] = "stock"
-    """What the recipe asks for."""
+    """The path that the recipe requests."""
     least_loss: float
-    """What a gap of the loss is relative to, where the loss is smaller."""
+    """The difference of the losses is relative to the loss, or to this value if the loss is smaller."""
     agrees: bool | None = None
-    """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
+    """Whether the shared path gave TRL's loss and gradient. None until a step has had a gradient."""
     world: World = ALONE
     """The processes that share a step."""
     aux_loss_enabled: bool
-    """Whether TRL adds a mixture's second loss, which is of whole batches, so that its own way is taken."""
+    """Whether TRL adds the auxiliary loss of a mixture of experts. That covers whole batches, so TRL's path is used."""
     accelerator: Any
     args: Any
     model: Any
@@ -70,34 +70,34 @@ class Checked:
     _metrics: dict[str, Any]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Leave the card to `model_card`."""
+        """Write no card: `model_card` does."""
 
     def _save_rng_state(self, output: str) -> None:
-        # A checkpoint is sealed once process 0 has written it. From another's generators follows only which of its rows
-        # share a micro-batch, by which a loss that counts tokens in one (bnpo) differs after a resume.
+        # Process 0 seals the checkpoint as soon as it has written it. The generators of other processes only decide
+        # which of their rows share a micro-batch; a loss that counts tokens in one (bnpo) so differs after a resume.
         if self.accelerator.is_main_process:
             super()._save_rng_state(output)  # type: ignore[misc]  # of the trainer
 
-    def _way(self, model: Any, ours: Any, loss_of: Callable[[Any], Tensor], *, tells: bool = True) -> Any:
-        """What TRL's loss is to call for a micro-batch: the model, or ours in its place.
+    def _way(self, model: Any, ours: Any, loss_of: Callable[[Any], Tensor], *, has_gradient: bool = True) -> Any:
+        """The model that TRL's loss calls for a micro-batch: `model`, or `ours`, the stand-in of the shared path.
 
-        `loss_of` computes the loss by either. A micro-batch that does not `tell` has no gradient in either way. Of
-        several processes each compares its own, and all take the same way.
+        `loss_of` computes the loss with either. Without `has_gradient`, no path gives the micro-batch a gradient. Of
+        several processes, each compares its own micro-batch, and all take the same path.
         """
-        if self.agrees is None:  # a continued run goes on as it began
+        if self.agrees is None:  # a run that continues keeps its path
             self.agrees = next((entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry), None)
-        if self.agrees is None and self.world.any(tells):
+        if self.agrees is None and self.world.any(has_gradient):
             self.agrees = self._check((self.accelerator.unwrap_model(model), ours), loss_of)
         if self.agrees is not None:
             self._metrics["train"][AGREES].append(float(self.agrees))
-        if not self.agrees and tells:
+        if not self.agrees and has_gradient:
             return model
         return ours if self.world.size == 1 else partial(inside, model, ours)
 
     def _check(self, ways: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> bool | None:
-        """Compare both ways on a micro-batch of each process; None where TRL's gradient is too small to tell.
+        """Compare both paths on a micro-batch of each process; None if TRL's gradients are too small for that.
 
-        What is not as the recipe asks is said on stderr.
+        If the shared path cannot be used, a line on stderr says so.
         """
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
@@ -111,15 +111,15 @@ class Checked:
                 self._metrics = logged
 
         losses, gradients = zip(*map(gradient_of, ways), strict=True)
-        tells = max(float(entry.abs().max()) for entry in gradients[0]) >= CANCELLED
+        has_gradient = max(float(entry.abs().max()) for entry in gradients[0]) >= CANCELLED
         here = [largest_gap(losses[0], losses[1], self.least_loss), largest_gap(gradients[0], gradients[1])]
         rounds = self.args.bf16 or self.model.dtype is torch.bfloat16
         allowed = BFLOAT16_TOLERANCE if rounds else TOLERANCE
         names = [LOSS_GAP, GRADIENT_GAP]
-        if self.world.any(rounds and tells and not here[1] <= allowed):
+        if self.world.any(rounds and has_gradient and not here[1] <= allowed):
             names.append(ROUNDING)
             here.append(largest_gap(gradients[0], gradient_of(partial(padded, ways[0]))[1]))
-        found = self.world.gathered([here] if tells else [])
+        found = self.world.gathered([here] if has_gradient else [])
         if not found:
             return None
         gaps = dict(zip(names, (largest(some) for some in zip(*found, strict=True)), strict=True))
@@ -136,7 +136,7 @@ class Checked:
         return agrees
 
     def loss_record(self) -> dict[str, Any]:
-        """Which way was requested and which was used, with the gaps. live: dead rows left out, no prompt shared."""
+        """The requested and the used path, and the gaps. live: dead rows are left out, but no prompt is shared."""
         ways = {entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry} or {self.agrees}
         used = self._shares() if True in ways else "stock"
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
@@ -149,85 +149,85 @@ class Checked:
 
 
 class CheckedSFTTrainer(Checked, SFTTrainer):  # type: ignore[misc]  # TRL has no types
-    """TRL's trainer of supervised fine-tuning with a second way to its loss."""
+    """TRL's trainer of supervised fine-tuning with the shared path."""
 
     least_loss = 0.0
     _total_train_tokens: float
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
-        """The loss of a micro-batch, by the way that was found right."""
+        """The loss of a micro-batch, by the shared path if it agrees with TRL's."""
         compute = super().compute_loss
         if self.loss_path == "stock" or self.aux_loss_enabled:
             return compute(model, inputs, *arguments, **named)
         counted = self._total_train_tokens
         rows = ByLength(self.accelerator.unwrap_model(model), split=keeps_cache(self))
         way = self._way(model, rows, lambda way: compute(way, inputs, *arguments, **named))
-        self._total_train_tokens = counted  # a comparison counts the batch as well
+        self._total_train_tokens = counted  # the comparison may have counted the batch too
         return compute(way, inputs, *arguments, **named)
 
 
 class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """TRL's trainer of GRPO with a second way to its loss, and to its completions."""
+    """TRL's trainer of GRPO with the shared path for its loss, and another for its completions."""
 
     least_loss = 1.0  # a normalised advantage: the loss of a group is near 0 by construction
     generation_path: Literal["stock", "shared"] = "stock"
-    """The same as `loss_path`, for completions."""
+    """The path that the recipe requests for completions."""
     scale: Scale = "embedded"
     turn_tokens: int | None = None
-    """Most tokens of one turn of an episode; None: what is left of its budget."""
+    """Most tokens of one turn of an episode; None: the rest of the episode's budget."""
     most_tokens: int | None = None
-    """Tokens, prompts and padding included, for which completions are written at once; None: all of a step."""
+    """Most tokens, prompts and padding included, of the rows that are generated together; None: all rows of a step."""
     seed: int | None = None
-    """With one, a token is drawn by its step, row and place, so that it does not depend on the number of processes;
-    None: from torch's generator."""
+    """With a seed, a token is drawn by its step, row and place, so that it does not depend on the number of processes.
+    None: torch's generator draws it."""
     _turn: Rows | None = None
-    """What was read and written of the episodes of a step so far."""
+    """The tokens, and the keys and values, of the step's episodes so far."""
     _openings: Sequence[Sequence[int]] | None = None
-    """How they began."""
-    going: Sequence[tuple[int, Sequence[int]]] = ()
-    """With a seed, the rows of the step whose episodes may go on, and the tokens of each."""
+    """The distinct opening prompts of these episodes, the longest first."""
+    open_rows: Sequence[tuple[int, Sequence[int]]] = ()
+    """With a seed, the rows of the step whose episodes may continue, and the tokens of each."""
     turns: int = 0
-    """With a seed, how many turns of the step were begun."""
+    """With a seed, the number of turns that the step has begun."""
 
     def _calculate_rewards(self, *arguments: Any) -> Tensor:
-        # The mean of eight rewards of -0.8 is another number in float32, so a group without a signal had an advantage.
-        # At the embedded scale it still has, since the bytes of what was trained are promised.
+        # In float32 the mean of eight rewards of -0.8 is not -0.8, so a group of equal rewards had an advantage. At the
+        # embedded scale it still has, since the bytes of adapters trained there must stay the same.
         found: Tensor = super()._calculate_rewards(*arguments)
         return found if self.scale == "embedded" else (found * GRID).round() / GRID
 
     def _generate(self, prompts: list[Any]) -> Any:
         if self.seed is not None:
             first = self.accelerator.process_index * len(prompts)
-            self.going, self.turns = [(first + place, ()) for place in range(len(prompts))], 0
+            self.open_rows, self.turns = [(first + place, ()) for place in range(len(prompts))], 0
         try:
             return super()._generate(prompts)
         finally:
             self._turn = self._openings = None
 
     def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
-        """Completions of prompts, in parts whose padded size fits `most_tokens` where that is set.
+        """Completions of prompts, in parts whose padded size fits `most_tokens` if that is set.
 
-        Raises OutOfMemory, with the bound to set.
+        Raises OutOfMemory, which names the setting to change.
         """
         if self.seed is not None:
-            self.going, self.turns = going_on(self.going, prompt_ids), self.turns + 1
-        if self.use_vllm:  # which has its own bound of what is under way
+            self.open_rows, self.turns = continued_rows(self.open_rows, prompt_ids), self.turns + 1
+        if self.use_vllm:  # the engine itself limits the requests that run at once
             whole: Any = super()._generate_single_turn(prompt_ids, *arguments, **named)
         else:
             whole = self._in_parts(prompt_ids, *arguments, **named)
         if self.seed is not None:
-            turns = zip(self.going, prompt_ids, whole[0], strict=True)
-            self.going = [(row, [*prompt, *written]) for (row, _), prompt, written in turns]
+            turns = zip(self.open_rows, prompt_ids, whole[0], strict=True)
+            self.open_rows = [(row, [*prompt, *written]) for (row, _), prompt, written in turns]
         return whole
 
     def _in_parts(self, prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
         budget = self.turn_budget(prompt_ids)
         width, rows = max(map(len, prompt_ids)) + budget, len(prompt_ids)
-        if self.most_tokens is not None and not self._goes_on():
+        if self.most_tokens is not None and not self._keeps_rows():
             rows = max(1, min(rows, self.most_tokens // width))
         parts, numbers = [], None
         if self.seed is not None:
-            numbered_rows = [row for row, _ in self.going]
+            numbered_rows = [row for row, _ in self.open_rows]
             numbers = numbered(self.seed, self.state.global_step, self.turns, numbered_rows, self.max_completion_length)
         if self.tools:
             self.generation_config.max_new_tokens = budget
@@ -238,11 +238,11 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         return parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
 
     def turn_budget(self, prompt_ids: Sequence[Sequence[int]]) -> int:
-        """Tokens that are written at most in a turn.
+        """The most tokens that are written in a turn.
 
-        TRL asks for a whole episode's in each turn, and then drops what exceeds the episode. At full scale no more is
-        written than the episode with most left has room for; an embedded recipe without `turn_tokens` keeps TRL's way,
-        since what is dropped has drawn numbers.
+        TRL requests the budget of a whole episode in each turn, and then drops the tokens that exceed it. At full scale
+        a turn gets no more than the largest budget that an episode has left. An embedded recipe without `turn_tokens`
+        keeps TRL's way, since dropped tokens, too, draw random numbers, on which later ones depend.
         """
         whole: int = self.max_completion_length
         if not self.tools or (self.scale == "embedded" and self.turn_tokens is None):
@@ -256,14 +256,14 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         left = max(whole - (len(ids) - first) for ids, first in zip(prompt_ids, opened, strict=True))
         return max(1, min(self.turn_tokens or whole, left))
 
-    def _goes_on(self) -> bool:
-        """Whether a turn goes on from rows that the turn before left in memory, all of them together."""
+    def _keeps_rows(self) -> bool:
+        """Whether a turn continues the rows that the previous one left in memory, so that it cannot be split."""
         return self.generation_path != "stock" and bool(self.tools)
 
     def _generate_part(self, numbers: Tensor | None, *arguments: Any, **named: Any) -> Any:
         if self.generation_path == "stock" and numbers is None:
             return super()._generate_single_turn(*arguments, **named)
-        model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
+        model = self.accelerator.unwrap_model(self.model_wrapped)  # TRL calls `generate` of this one
         model.generate = partial(self._generated, model, numbers=numbers)
         try:
             with folded(model) if self.generation_path != "stock" else nullcontext():
@@ -275,7 +275,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any,
         numbers: Tensor | None = None, **_: Any,
     ) -> Tensor:  # fmt: skip
-        """Prompts, padded on the left, and their completions, as `generate` of a model returns them."""
+        """The prompts, padded on the left, each followed by its completion, as `generate` of a model returns them."""
         drawn = None if numbers is None else numbers.to(input_ids.device)
         if self.generation_path == "stock":
             rows = Rows(input_ids, attention_mask, None)
@@ -295,7 +295,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
             return super()._compute_loss(model, inputs)
         rows = self.live_rows(model, inputs)
         compute, was = super()._compute_loss, self.agrees
-        way = self._way(model, rows, lambda way: compute(way, inputs), tells=bool(rows.live.any()))
+        way = self._way(model, rows, lambda way: compute(way, inputs), has_gradient=bool(rows.live.any()))
         if self.agrees and not was and not rows.share_prompts and self.world.is_main:
             echo("prompts cannot be shared (gradient checkpointing, or layers without keys); dead rows are left out")
         loss = compute(way, inputs)
@@ -305,7 +305,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         return loss
 
     def live_rows(self, model: Any, inputs: dict[str, Any]) -> LiveRows:
-        """What TRL's loss calls in the model's place, for a micro-batch as TRL scored it."""
+        """The stand-in for the model in TRL's loss, for a micro-batch that TRL has scored."""
         advantages, mask = inputs["advantages"], inputs["completion_mask"]
         return LiveRows(
             self.accelerator.unwrap_model(model),
@@ -320,14 +320,14 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
 
 
 def padded(model: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **settings: Any) -> Any:
-    """What a model returns for rows with `PADDING` more columns on their left, of which nothing is learned."""
+    """The outputs of a model for rows with `PADDING` more columns on the left, which the loss does not cover."""
     ids, mask = (pad(values, (PADDING, 0)) for values in (input_ids, attention_mask))
     return model(input_ids=ids, attention_mask=mask, labels=pad(labels, (PADDING, 0), value=-100), **settings)
 
 
 def inside(wrapper: Any, ours: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What ours returns, called as the forward of the wrapper that averages the gradients of several processes: it does
-    so for a backward that follows a forward of its own."""
+    """Call `ours` as the forward of `wrapper`, which averages the gradients of several processes: it does so only for a
+    backward that follows a forward of its own."""
     module = wrapper.module
     forward = module.forward
 
@@ -343,38 +343,40 @@ def inside(wrapper: Any, ours: Callable[..., Any], *arguments: Any, **named: Any
 
 
 def largest(gaps: Sequence[float]) -> float:
-    """The largest of some differences, NaN if one is."""
+    """The largest of some differences; NaN if one of them is NaN."""
     return float(torch.tensor(gaps).max())
 
 
 def keeps_cache(trainer: Any) -> bool:
-    """Whether a prompt can be computed apart: a cache holds its keys and values, and keeps their gradient."""
+    """Whether a prompt can be computed separately: a cache then holds its keys and values with their gradient."""
     return not trainer.args.gradient_checkpointing and is_plain(trainer.model)
 
 
 def largest_gap(stock: Sequence[Tensor], ours: Sequence[Tensor], least: float = 0.0) -> float:
-    """The largest difference over the largest entry of `stock`, or over `least`; NaN if there is one on either side."""
+    """The largest difference, divided by the largest entry of `stock` or by `least` if that is larger; NaN if either
+    side has a NaN."""
     largest = torch.stack([entry.abs().max() for entry in stock]).max().clamp(min=least)
     gap = torch.stack([(a - b).abs().max() for a, b in zip(stock, ours, strict=True)]).max()
     return float(gap / largest) if gap != 0 else 0.0
 
 
-def going_on(
+def continued_rows(
     before: Sequence[tuple[int, Sequence[int]]], prompts: Sequence[Sequence[int]]
 ) -> list[tuple[int, Sequence[int]]]:
-    """The rows that prompts go on from, given those of the turn before, with the tokens of each.
+    """The rows of the previous turn, `before`, that the prompts of a turn continue; each with its tokens.
 
-    Both are in one order, and of rows with equal tokens all go on or none. Raises TrainingError if one does not go on.
+    Both are in the same order, and of rows with equal tokens all continue or none does. Raises TrainingError for a
+    prompt that continues no row.
     """
     rest, found = iter(before), []
     for prompt in prompts:
         row = next((row for row in rest if list(prompt[: len(row[1])]) == list(row[1])), None)
         if row is None:
-            raise TrainingError("a turn of an episode does not go on from the one before: TRL's tool loop is another")
+            raise TrainingError("a turn of an episode does not continue the one before it: TRL's tool loop has changed")
         found.append(row)
     return found
 
 
 def _joined(parts: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Lists of parts as one; None where the parts have none, as log-probabilities that nobody asked for."""
+    """The lists of all parts as one; None if the parts are None, such as log-probabilities that were not requested."""
     return None if parts[0] is None else [entry for part in parts for entry in part or ()]

@@ -1,4 +1,4 @@
-"""Held-out looks: what a policy does, while it trains, on cases that it does not train on."""
+"""Evaluation of a policy on held-out cases while it trains."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,16 @@ from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import transcript_of
 
 HELD_OUT_SEED = 271828
-"""Of the held-out cases of every run: they are the same for all versions."""
+"""The seed of the held-out cases, the same for all runs, so that all versions answer the same cases."""
 
 
 class HeldOut:
-    """Cases of the mine pool that a policy answers while it trains: how often it is right, and how far it has moved.
+    """Cases of the mine pool that a policy answers while it trains, to measure how right it is and how far it moved.
 
-    `exact` is the share of greedy answers that are the gold label; `excess/<label>` by how much the share of a label
-    among the answers exceeds that among the golds. `kl` estimates the divergence from the parent in
-    nats a token: the mean of r - 1 - log r over tokens that the parent sampled, r being the ratio of the policy's
-    probability to the parent's (Schulman's low-variance estimator). Built before training, with the parent's weights.
+    `exact` is the share of greedy answers that equal the gold label. `excess/<label>` is the share of a label among the
+    answers minus its share among the gold labels. `kl` estimates the divergence from the parent in nats per token: the
+    mean of r - 1 - log r over tokens that the parent sampled, where r is the ratio of the policy's probability to the
+    parent's (Schulman's low-variance estimator). Create it before training, while the model has the parent's weights.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HeldOut:
         self.before = self._log_probabilities(model)
 
     def look(self, model: Any) -> dict[str, float]:
-        """What the policy does now, by metric."""
+        """The metrics of the policy as it is now."""
         answers = [
             self.task.parse(transcript_of(read_turn(completion.text, opens(self.tokenizer, thinking))))
             for thinking in self.thinking.values()
@@ -71,7 +71,7 @@ class HeldOut:
         )
 
     def _log_probabilities(self, model: Any) -> torch.Tensor:
-        """Of every token that the parent wrote, in one row."""
+        """The log-probabilities of all tokens that the parent wrote, in one dimension."""
         prompts, written = (encode(self.tokenizer, list(texts)) for texts in zip(*self.texts, strict=True))
         found = []
         was_training = model.training

@@ -1,4 +1,4 @@
-"""Placebo rewards: controls that pay for something else than right answers, to see what a reward adds to training.
+"""Placebo rewards: controls that pay for something other than right answers, to see what a reward adds to training.
 
 After Shao et al., Spurious Rewards: Rethinking Training Signals in RLVR (2025, arXiv:2506.10947), where random, format
 and majority rewards improved some models about as much as true labels.
@@ -15,11 +15,11 @@ from clinrl.types import Unreadable
 def placebo_rewards(
     placebo: str, totals: Sequence[float], answers: Sequence[Any], group: int, low: float, high: float, random: Random
 ) -> list[float]:
-    """What a placebo pays for the completions of a step, whose task's scores are `totals`; each is in [low, high].
+    """The placebo rewards of the completions of a step, each in [low, high]; `totals` are the task's own scores.
 
     random: `low` or `high` with equal chances. shuffled: `totals`, permuted. format: `high` for a readable answer, else
-    `low`. majority: `high` for the most frequent readable answer of its group of `group` completions, the first of
-    equally frequent ones; else `low`. All but shuffled read no label.
+    `low`. majority: `high` for the most frequent readable answer of its group of `group` completions (of equally
+    frequent ones, the one that comes first), else `low`. Only shuffled depends on labels.
     """
     if placebo == "shuffled":
         return random.sample(totals, len(totals))

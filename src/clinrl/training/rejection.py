@@ -1,8 +1,9 @@
-"""Rejection sampling: a model imitates those of its own completions that its reward keeps.
+"""Rejection sampling: supervised fine-tuning on those of the parent's own completions that the reward keeps.
 
 After STaR (Zelikman et al., 2022, arXiv:2203.14465), without its hints of the answer, and RFT (Yuan et al., 2023,
-arXiv:2308.01825), which keeps several distinct completions of a prompt. Labels are needed, gold reasons never. One
-round is one version: the next is a version whose parent is the first, and which therefore samples from it.
+arXiv:2308.01825), which keeps several distinct completions of a prompt. It needs labels, but no gold reasons. One
+version is one round: for a second round, train a version whose parent is the first, since a version samples from its
+parent.
 """
 
 import json
@@ -27,7 +28,7 @@ from clinrl.training.world import ALONE, World
 from clinrl.types import Case, Transcript, last_turn
 
 TOGETHER = 64
-"""Prompts that are sampled together: what a killed run can lose."""
+"""Prompts that are sampled together and written as one part, so the most that a killed run can lose."""
 Paid = tuple[Transcript, float]
 """A completion and its reward."""
 
@@ -36,10 +37,10 @@ def sample(
     folder: Path, sampler: Sampler, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], judges: Judges,
     stops: Callable[[], bool] = lambda: False, world: World = ALONE,
 ) -> list[list[Paid]] | None:  # fmt: skip
-    """Of each row, `group` completions and their rewards; None if `stops` said so before the last.
+    """The `group` completions of each row with their rewards, or None if `stops` returned True before the last part.
 
-    Each part is written to `folder` once, and read there by a run that continues: the folder is that of one spec. The
-    processes take the parts in turn; a part is the same whoever samples it.
+    Each part is written to `folder`, which belongs to one spec, and a run that continues reads it there. The parts are
+    shared out among the processes; a part does not depend on the process that samples it.
     """
     trainer, group, budget = spec["trainer"], spec["trainer"]["group"], spec["trainer"]["max_completion"]
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
@@ -79,15 +80,15 @@ def sample(
 def keep(
     task: Task, case: Case, completions: Sequence[Paid], threshold: float | None, most: int, *, relabel: bool = False
 ) -> list[Transcript]:
-    """The completions of a prompt that are imitated: distinct ones that came to their end, at most so many, best first.
+    """The completions of a prompt to train on: at most `most` distinct ones that were not cut off, best first.
 
-    Their reward is at least `threshold`; without one, their answer is the gold label. With `relabel` all are kept whose
-    answer stands where it is asked for, and it is replaced by the gold label.
+    Their reward is at least `threshold`; if that is None, their answer is the gold label. With `relabel`, every
+    completion with an answer in the place that the prompt asks for is kept, and the gold label replaces the answer.
     """
     best_first = sorted(completions, key=lambda pair: -pair[1])
     ended = [(one, paid) for one, paid in best_first if one.stop == "answered"]
     if relabel:
-        reached = [other for one, _ in ended if (other := relabelled(task, case, one)) is not None]
+        reached = [other for one, _ in ended if (other := with_gold_label(task, case, one)) is not None]
     elif threshold is None:
         reached = [one for one, _ in ended if task.parse(one) == task.label(case)]
     else:
@@ -95,10 +96,10 @@ def keep(
     return list({transcript.model_dump_json(): transcript for transcript in reached}.values())[:most]
 
 
-def relabelled(task: Task, case: Case, transcript: Transcript) -> Transcript | None:
-    """The transcript with the gold label as its last answer; None if its answer stands nowhere to the letter.
+def with_gold_label(task: Task, case: Case, transcript: Transcript) -> Transcript | None:
+    """The transcript with the gold label as its last answer; None if no line is exactly the prefix and an answer.
 
-    The task has ordered answers, whose prefix says where an answer stands.
+    Only for tasks with ordered answers, which define that prefix.
     """
     assert task.ordered is not None
     turn, prefix, gold = last_turn(transcript), task.ordered.prefix, task.label(case)
@@ -115,10 +116,11 @@ def relabelled(task: Task, case: Case, transcript: Transcript) -> Transcript | N
 def taught(
     task: Task, spec: Mapping[str, Any], rows: Sequence[Row], sampled: Sequence[Sequence[Paid]]
 ) -> tuple[list[Taught], dict[str, float]]:
-    """The rows that are imitated, `steps * batch` of them in passes that are shuffled each; and what is logged: counts
-    of completions and of kept ones, the share of prompts with a kept one, and the mean reward.
+    """The rows to train on, and the metrics of the sampling.
 
-    Raises TrainingError if nothing is kept.
+    There are `steps * batch` rows, in passes over the kept completions that are shuffled anew each time. The metrics
+    are the counts of sampled and of kept completions, the share of prompts with a kept one, and the mean reward. Raises
+    TrainingError if no completion is kept.
     """
     trainer, random, stream = spec["trainer"], Random(spec["seed"]), list[Taught]()
     pairs = list(zip(rows, sampled, strict=True))

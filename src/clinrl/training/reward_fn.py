@@ -1,4 +1,4 @@
-"""What a model wrote in training, as TRL hands it over: read as the exam reads it, scored, and logged."""
+"""The reward function for TRL: it reads completions as an exam does, scores them, and logs the step's metrics."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,14 @@ from clinrl.training.world import ALONE, World
 from clinrl.types import Call, Message, Transcript, transcript_of
 
 UNMADE = "unmade_calls"
-"""Where a turn without an end keeps its calls, for which TRL's tool loop does not look: in an exam it is the last."""
+"""The key of the calls in a turn that was cut off. TRL's tool loop does not look there, so it runs no such calls: in an
+exam, too, a turn that was cut off is the last."""
 
 
 class Reader:
-    """A tokenizer that reads a turn as everything here does, where TRL asks it what its tool loop is to call.
+    """A tokenizer whose `parse_response`, by which TRL's tool loop finds the calls in a turn, reads it as an exam does.
 
-    TRL's own parser makes calls that no record can hold, and would make them in training alone.
+    TRL's own parser accepts calls that our records cannot hold, and it would accept them in training only.
     """
 
     def __init__(self, tokenizer: Any, thinking: bool, ends: frozenset[int]) -> None:
@@ -32,7 +33,7 @@ class Reader:
         return getattr(self.tokenizer, name)
 
     def parse_response(self, ids: Sequence[int], **_: Any) -> dict[str, Any]:
-        """The turn that these tokens are, in TRL's notation; `played` reads it back."""
+        """The turn with these tokens, as a dict for TRL; `episode_transcript` reads it back."""
         written = decode(self.tokenizer, ids, self.ends)
         turn = read_calls(read_turn(written.text, opens(self.tokenizer, self.thinking)))
         read: dict[str, Any] = {"role": "assistant", "content": turn.content}
@@ -44,11 +45,11 @@ class Reader:
         return read
 
 
-def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool, most: int) -> Transcript:
-    """The transcript of an episode as TRL's tool loop reports it, in turns as `Reader` gives them.
+def episode_transcript(turns: Sequence[Mapping[str, Any]], *, clipped: bool, most: int) -> Transcript:
+    """The transcript of an episode, from the turns that TRL's tool loop returns and `Reader` parsed.
 
-    `clipped`: its last turn has no end. `most`: turns after which the loop ends; where it ended at calls before, there
-    was no room for their results.
+    `clipped`: whether the last turn was cut off. `most`: the number of turns after which the loop ends. If it ended
+    earlier although the last turn has calls, there was no room for their results, so the stop is `max_tokens`.
     """
     messages = tuple(
         Message(role="tool", content=turn["content"])
@@ -71,15 +72,15 @@ def reward_function(
     task: Task, reward: Any, *, thinking: Mapping[str, bool], tokenizer: Any, ends: frozenset[int], group: int,
     judges: Judges, phases: Sequence[Phase] = (), placebo: str = "", seed: int = 0, world: World = ALONE,
 ) -> Callable[..., list[float]]:  # fmt: skip
-    """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
+    """The reward function for TRL, which calls it once for all completions of a step, so judges get them in one batch.
 
-    Each completion is decoded from its token ids, so that the reward sees the very text the model wrote, and carries
-    its case with it; an episode is taken from TRL's own turns. Logs `step_metrics` of groups of `group` completions,
-    with `phases` also `phase_metrics`. With a `placebo`, drawn with `seed`, that is paid; terms are still those of the
-    task's score. Whatever the score raises ends the training.
+    Each completion is decoded from its token ids, so that the reward sees the exact text that the model wrote; an
+    episode is read from TRL's turns. The function logs `step_metrics` over groups of `group` completions and, with
+    `phases`, `phase_metrics`. With a `placebo`, whose random numbers follow from `seed`, it returns the placebo's
+    rewards, but still logs the terms of the task's score. An error of the score ends the training.
 
-    In a `world` of several processes each scores its own completions. What is paid and logged is of the whole step: of
-    the completions of all, in the order of their ranks, which is that of the stream. Process 0 logs it.
+    Of several processes in `world`, each scores and is paid for its own completions. Placebos and metrics cover the
+    completions of all processes, in the order of their ranks, which is that of the stream. Process 0 logs the metrics.
     """
 
     def task_reward(
@@ -102,13 +103,13 @@ def reward_function(
             ]
         else:
             done = [
-                played(turns, clipped=ids[-1] not in ends, most=task.episodes.turns)
+                episode_transcript(turns, clipped=ids[-1] not in ends, most=task.episodes.turns)
                 for turns, ids in zip(completions, completion_ids, strict=True)
             ]
         pairs = [(known[text], transcript) for text, transcript in zip(case, done, strict=True)]
         began = time.monotonic()
         earned = scores(task, pairs, reward, judges)
-        log_metric("reward_time", time.monotonic() - began)  # no part of the history: a clock decides it
+        log_metric("reward_time", time.monotonic() - began)  # not in the history, since a clock decides it
         for score, text in zip(earned, case, strict=True):
             if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
                 raise TrainingError(
@@ -119,7 +120,7 @@ def reward_function(
         texts, modes, transcripts, rewards, answers = zip(*world.gathered(here), strict=True)
         numbers = world.gathered(phase) if phases else []
         totals = [score.total for score in rewards]
-        if placebo:  # the rows of the stream are numbered, so each step draws anew, and the same when it is run again
+        if placebo:  # seeded by the row's number in the stream, so that each step differs, and a repeated step does not
             random = Random(f"{seed}:{world.gathered(row)[0]}")
             totals = placebo_rewards(placebo, totals, answers, group, reward.low, reward.high, random)
         paid_here = totals[world.rank * len(here) : (world.rank + 1) * len(here)]

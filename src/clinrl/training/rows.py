@@ -1,4 +1,4 @@
-"""The rows of a training stream as the worker holds them: with their cases, and with what is imitated."""
+"""The rows of a training stream in the worker: cases and modes, and for SFT the transcripts to imitate."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from clinrl.types import Case, Transcript
 
 @dataclass(frozen=True)
 class Row:
-    """A case, its mode, and whether that mode thinks."""
+    """A case, its mode, and whether the model thinks in that mode."""
 
     case: Case
     mode: str
@@ -27,15 +27,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Taught(Row):
-    """A row, and what is imitated there."""
+    """A row with the transcript that the model learns to imitate."""
 
     transcript: Transcript
 
 
 def read_rows(path: Path, spec: Mapping[str, Any], task: Task) -> list[Any]:
-    """The rows of a resolved spec; in SFT each is `Taught` gold, less what it omits, or the answer of gold alone.
+    """The rows of a resolved spec.
 
-    Raises DataError if they are not those of the spec.
+    In SFT each row is `Taught` the gold transcript without the rules that it omits, or with `labels_only` the gold
+    answer alone. Raises DataError if the rows in the file are not those of the spec.
     """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     if digest(lines) != spec["rows"]:
@@ -45,11 +46,11 @@ def read_rows(path: Path, spec: Mapping[str, Any], task: Task) -> list[Any]:
     thinks = {mode: decoding["thinking"] for mode, decoding in spec["modes"].items()}
     if spec["method"] != "sft":
         return [Row(cases[line["case"]], line["mode"], thinks[line["mode"]]) for line in lines]
-    policies = task.policies() if spec.get("labels_only") else {}  # the lazy ones write each answer without reasons
+    policies = task.policies() if spec.get("labels_only") else {}  # the policy always_LABEL answers without reasons
 
     @cache
     def teach(case: str, mode: str, omit: frozenset[str]) -> Taught:
-        """Equal rows are one object, so that what several epochs read is written and encoded once."""
+        """Cached, so that equal rows are one object, whose transcript is written and encoded once for all epochs."""
         gold = task.gold(cases[case], thinking=thinks[mode], omit=omit)
         if policies:
             gold = policies[f"always_{task.parse(gold)}"](cases[case], Random(0))

@@ -1,6 +1,6 @@
-"""Log-probabilities of completions, with gradient, of which nothing is computed twice or in vain.
+"""Log-probabilities of completions, with gradient, without repeated or unused computation.
 
-Rows that the caller has no use for are left out, equal rows are one, and a prompt that rows share is computed once.
+Rows that the caller does not need are skipped, equal rows are computed once, and so is a prompt that rows share.
 Shapes: B rows of a batch, P tokens of the padded prompts, T of the padded completions, N distinct rows that are used.
 """
 
@@ -16,14 +16,14 @@ from transformers import DynamicCache
 from clinrl.models.cache import distinct
 
 TOGETHER = 8192
-"""Tokens that are scored together, padding included: longer batches are cut into rows of like length."""
+"""Most tokens in a forward pass, padding included. Larger batches are split into parts of rows of similar length."""
 TAUGHT_TOGETHER = 2048
-"""The same in supervised fine-tuning, whose rows share no prompt: smaller parts have less padding and cost nothing."""
+"""The same for supervised fine-tuning. Its rows share no prompt, so smaller parts cost nothing and save padding."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What TRL reads of a forward with its fused head: (B, T) each."""
+    """The outputs that TRL reads from a forward pass with its fused head, each (B, T)."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -31,24 +31,24 @@ class Scores:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """A causal language model, to be called by TRL's loss in its place, that computes the distinct live rows alone."""
+    """A stand-in for a causal language model in TRL's loss. It computes only the distinct live rows."""
 
     model: Any
-    """With TRL's fused head, and PEFT around it or not."""
+    """The model, with TRL's fused head, with or without PEFT around it."""
     live: Tensor
     """(B,), whether a row can change the gradient."""
     mask: Tensor
     """(B, T), the tokens that the loss covers."""
     old: Tensor | None = None
-    """(B, T), log-probabilities at sampling, where TRL holds them: a dead row has these, and so a ratio of 1."""
+    """(B, T), log-probabilities at sampling, if TRL has them. Dead rows get them as theirs, and so a ratio of 1."""
     share_prompts: bool = True
     entropy: list[Tensor] = field(default_factory=list)
-    """Of each call, the sum over live tokens and their count."""
+    """For each call, the sum of the entropies over live tokens, and the number of these tokens."""
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Scores:
-        """Score the completions, given tokens and mask of whole rows (B, P + T).
+        """Score the completions, given the tokens and the mask of whole rows (B, P + T).
 
-        Entropies of dead rows are the mean of the live tokens' (NaN where no row is live), so that TRL logs that mean.
+        Dead rows get the mean entropy of the live tokens (NaN if no row is live), so that TRL logs that mean.
         """
         length = self.mask.size(1)
         places = self.live.nonzero()[:, 0]
@@ -73,7 +73,7 @@ class LiveRows:
         )
 
     def _part(self, ids: Tensor, mask: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (N, T) of some rows (N, P + T), without columns that none of them uses."""
+        """Log-probabilities and entropies (N, T) of some rows (N, P + T). Columns that no row uses are skipped."""
         used = mask.any(0).nonzero()[:, 0]
         start, end = min(int(used[0]), ids.size(1) - length - 1), max(int(used[-1]) + 1, ids.size(1) - length + 1)
         unused = ids.size(1) - end
@@ -84,10 +84,10 @@ class LiveRows:
 
 
 def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: bool) -> Scores:
-    """Log-probabilities and entropies (N, T) of the last `length` tokens of rows (N, P + T), left-padded.
+    """Log-probabilities and entropies (N, T) of the last `length` tokens of left-padded rows (N, P + T).
 
-    With `share_prompts`, rows with the same prompt share its keys and values: all of the prompt but its last token is
-    computed once, with gradient; the last token stands at the head of each completion, whose first token it predicts.
+    With `share_prompts`, rows with the same prompt share its keys and values: all but the last token of the prompt are
+    computed once, with gradient. The last token is computed with each completion, since it predicts its first token.
     """
     shared = ids.size(1) - length - 1
     (prompts, prompts_mask), of = distinct(ids[:, :shared], mask[:, :shared]) if shared else ((ids, mask), None)
@@ -111,23 +111,23 @@ def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: 
 
 @dataclass(frozen=True)
 class ByLength:
-    """A causal language model, to be called by TRL's loss of supervised fine-tuning in its place, that computes rows of
-    like length together."""
+    """A stand-in for a causal language model in TRL's loss of supervised fine-tuning. It computes rows of similar
+    length together."""
 
     model: Any
-    """With TRL's fused head, and PEFT around it or not."""
+    """The model, with TRL's fused head, with or without PEFT around it."""
     split: bool = True
-    """Whether what comes before the first learned word is computed apart, its keys and values kept: TRL's head looks
-    for a word at every token that it is given."""
+    """Whether the tokens before the first learned one are computed in a separate pass, which fills a cache of keys and
+    values. Otherwise TRL's head computes logits for each of them."""
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **settings: Any) -> SimpleNamespace:
-        """What TRL reads of whole rows (B, T), padded on the right: the same values of each token, in one row and in
-        another order."""
+        """The outputs that TRL reads for whole rows (B, T), padded on the right: the same values for each token, but
+        flattened and in another order."""
         found = []
         for rows in _parts(attention_mask.sum(1).argsort(stable=True), input_ids.size(1), TAUGHT_TOGETHER):
             used = attention_mask[rows].any(0)
             ids, mask, learned = (values[rows][:, used] for values in (input_ids, attention_mask, labels))
-            start = int((learned != -100).any(0).float().argmax()) - 1  # where the first learned word is looked for
+            start = int((learned != -100).any(0).float().argmax()) - 1  # this token predicts the first learned one
             part = dict(settings)
             if self.split and start > 0:
                 part["past_key_values"] = cache = DynamicCache(config=self.model.config)
@@ -142,5 +142,5 @@ class ByLength:
 
 
 def _parts(rows: Tensor, width: int, together: int) -> tuple[Tensor, ...]:
-    """Numbers of rows of `width` tokens, in the parts of at most so many tokens that are computed together."""
+    """The row numbers in parts of at most `together` tokens, where each row has `width` tokens."""
     return torch.split(rows, max(1, together // width))

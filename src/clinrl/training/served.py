@@ -1,9 +1,9 @@
-"""GRPO whose completions a vLLM server writes, with the adapter of each step beside a base that nobody merges into.
+"""GRPO on completions of a vLLM server, which loads the adapter of each step and leaves the base unchanged.
 
-TRL's own way to vLLM merges the adapter into the base in bfloat16 and takes it out again at each step, so the base
-drifts, and it cannot do that to a base of 4 bits. Here the adapter of a step is saved and served by the digest of its
-files. TRL is given tokens and the engine's log-probabilities in place of its own generator, compares these with the
-trainer's at each step, and weights the loss by the ratio of the two.
+TRL's own way to vLLM merges the adapter into the base in bfloat16 at each step and takes it out again. The base drifts
+by that, and it is impossible with a base of 4 bits. Here the adapter of a step is saved and served under the digest of
+its files. In place of its own generator, TRL gets tokens and log-probabilities of the engine. It compares these with
+the trainer's log-probabilities at each step, and weights the loss by the ratio of the two probabilities.
 """
 
 import json
@@ -22,18 +22,19 @@ from clinrl.training.launch import SAMPLERS
 from clinrl.training.trl import write_weights
 
 CORRECTION = "token_truncate"
-"""Each token's ratio of probabilities weights its loss, up to TRL's bound. TRL's default, whole completions by the
-product of their ratios, leaves out most long ones where a trainer in 4 bits stands beside an engine in bfloat16."""
+"""The loss of each token is weighted by its ratio of probabilities, up to TRL's bound. TRL's default weights whole
+completions by the product of their ratios; with a trainer in 4 bits and an engine in bfloat16 that leaves out most long
+completions."""
 
 
 class Served:
-    """In the place of TRL's `VLLMGeneration`: it has the methods that the trainer calls, and nothing more."""
+    """Replaces TRL's `VLLMGeneration`: it has only the methods that the trainer calls."""
 
     def __init__(self, engine: Engine, trainer: Any, spec: Mapping[str, Any], folder: Path) -> None:
         self.engine, self.trainer, self.spec, self.folder = engine, trainer, spec, folder
 
     def sync_weights(self) -> None:
-        """Have the adapter served as it is now. One process does it; all check by its name that it was done."""
+        """Make the server load the current adapter. Process 0 does so, and all check it by the adapter's name."""
         accelerator, former = self.trainer.accelerator, self.engine.adapter
         model = accelerator.unwrap_model(self.trainer.model)
         partial = self.folder / f"process-{accelerator.process_index}"
@@ -54,11 +55,11 @@ class Served:
             shutil.rmtree(self.folder / str(former), ignore_errors=True)
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
-        """A turn of each row, and of each of its tokens the log-probability, as TRL's generator returns them."""
+        """A turn of each row, with the log-probability of each of its tokens, as TRL's generator returns them."""
         args, step, turn = self.trainer.args, self.trainer.state.global_step, self.trainer.turns
         requests, budget = [], self.trainer.turn_budget(prompts)
-        for (row, _), ids in zip(self.trainer.going, prompts, strict=True):
-            # Of later turns TRL keeps what is left of the budget, for which there is room if there was for the first.
+        for (row, _), ids in zip(self.trainer.open_rows, prompts, strict=True):
+            # TRL cuts later turns to the rest of the episode's budget, which fits the window if the first turn's did.
             room = self.engine.client.max_length - len(ids) if turn > 1 else budget
             requests.append(
                 Request(
@@ -74,9 +75,10 @@ class Served:
 def begin(
     folder: Path, spec: Mapping[str, Any], model: Any, parent: Path | None, checkpoint: Path | None
 ) -> Engine | None:
-    """The server that samples in a training, or None where the trained model does; who it is gets written down.
+    """Connect to the server that samples in a training, or return None if the trained model itself samples.
 
-    What rejection sampling imitates is the parent's, so its adapter is served then.
+    At full scale the sampler's identity is written down. Rejection sampling imitates the parent, so for that the server
+    loads the parent's adapter.
     """
     if spec["scale"] != "full" or spec["method"] == "sft":
         return None
@@ -93,7 +95,7 @@ def begin(
 
 
 def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path) -> None:
-    """Let an engine write what a trainer of GRPO learns from."""
+    """Make a trainer of GRPO learn from completions that an engine writes."""
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
     trainer.vllm_importance_sampling_mode = CORRECTION
     trainer.seed = spec["seed"]  # so that rows are numbered in their step
@@ -101,7 +103,7 @@ def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path) -
 
 
 def note(folder: Path, identity: Mapping[str, str], after: int) -> None:
-    """Write down who samples after so many steps, or parts of what is sampled first, if it is another than before."""
+    """Record the sampler from step `after` on if it has changed. Rejection sampling counts parts instead of steps."""
     file = folder / SAMPLERS
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     held = [entry for entry in known if entry["after"] < after]

@@ -1,4 +1,4 @@
-"""What is logged of a training step: of what was written, how it was paid, and which rows were served."""
+"""The metrics of a training step: its completions, their rewards, and the rows that the stream served."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from clinrl.tasks.base import Task, parts_of
 from clinrl.types import Case, Score, Transcript, Unreadable, is_malformed
 
 Line = tuple[Case, str, Transcript, Any, Score, float]
-"""Of a completion: its case, mode and transcript, the answer that was read, its score, and what was paid."""
+"""A completion: its case, its mode, its transcript, the parsed answer, its score, and its reward."""
 
 
 def step_metrics(task: Task, lines: Sequence[Line], group: int) -> dict[str, float]:
-    """The mean of every term, the shares of each answer and of each gold label, and those of groups of `group`
-    completions that were all right or all wrong. Per mode the mean that was paid, and the shares of unreadable (of
-    episodes: not submitted) and clipped transcripts; of episodes also that of turns with malformed calls."""
+    """The mean of every term, the shares of each answer and of each gold label, and the shares of groups of `group`
+    completions that are all right or all wrong. For each mode, the mean reward, and the shares of unreadable (in
+    episodes: not submitted) and of clipped transcripts; in episodes also the share of turns with malformed calls."""
     means: dict[str, list[float]] = {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
     right: list[bool] = []
     for case, mode, transcript, answer, score, paid in lines:
@@ -41,7 +41,7 @@ def step_metrics(task: Task, lines: Sequence[Line], group: int) -> dict[str, flo
 
 
 def phase_metrics(values: Sequence[str], numbers: Sequence[int], phases: Sequence[Phase]) -> dict[str, float]:
-    """What is logged of the rows of a step, given the value and the phase of each: the share of each value that a phase
-    serves, and the phase."""
+    """The metrics of a step of a stream with phases, given the slice value and the phase number of each row: the share
+    of each value that a phase serves, and the mean phase."""
     found = {f"served/{value}": share for value, share in served(values, phases).items()}
     return found | {"phase": sum(numbers) / len(numbers)}

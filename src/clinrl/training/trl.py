@@ -1,8 +1,8 @@
-"""The two trainers, over TRL: what they are fed, how a reward reaches them, and how an adapter starts.
+"""The two trainers, built on TRL: their data sets, their settings, and the adapter that they start from.
 
-Both take prompts that `chat.render` wrote, so that a row's own thinking mode decides its prompt, and both take the
-rows in the order of the stream. One optimiser step of GRPO is one round of generation, so that every checkpoint lies
-on a boundary where resuming is exact.
+Both take prompts that `chat.render` wrote, so that the mode of a row decides its prompt, and both take the rows in the
+order of the stream. One optimiser step of GRPO is one round of generation, so that training can be resumed exactly from
+every checkpoint.
 """
 
 import json
@@ -41,9 +41,9 @@ from clinrl.types import Message
 
 
 def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> Any:
-    """The base with a trainable adapter: the parent's, or for a root a fresh one that changes nothing yet.
+    """The base with a trainable adapter: a copy of the parent's, or without one a new adapter that changes nothing yet.
 
-    Raises TrainingError if nothing in it can be trained, or if it is not the parent's weights bit for bit.
+    Raises TrainingError if nothing in it can be trained, or if its weights are not the parent's, bit for bit.
     """
     lora = spec["lora"]
     if parent is None:
@@ -59,8 +59,8 @@ def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> A
         adapted = get_peft_model(model, config)
     else:
         adapted = opening.adapted(model, parent, is_trainable=True)
-        held, saved = adapter_state(adapted), load_file(parent / opening.WEIGHTS)
-        if held.keys() != saved.keys() or not all(torch.equal(held[name], saved[name]) for name in saved):
+        loaded, saved = adapter_state(adapted), load_file(parent / opening.WEIGHTS)
+        if loaded.keys() != saved.keys() or not all(torch.equal(loaded[name], saved[name]) for name in saved):
             raise TrainingError(f"the adapter in memory is not that of {parent}: was the base replaced by another?")
     if not any(parameter.requires_grad for parameter in adapted.parameters()):
         raise TrainingError("the adapter has no trainable parameter")
@@ -68,16 +68,17 @@ def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> A
 
 
 def adapter_state(model: Any) -> dict[str, torch.Tensor]:
-    """A copy of the trained adapter's tensors on the CPU, by the names they have in its file."""
+    """A copy of the trained adapter's tensors on the CPU, by their names in its file."""
     state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
     return {name: state[name].detach().cpu().clone().contiguous() for name in sorted(state)}
 
 
 def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
-    """The adapter's weights and configuration and the tokenizer, the same bytes for the same weights.
+    """Write the adapter's weights, its configuration and the tokenizer: the same bytes for the same weights.
 
-    PEFT writes a set, whose order the hash seed decides, and the base's path on this machine; the tokenizer writes
-    whether HF_HUB_OFFLINE was set. All three are replaced. A checkpoint of the hub is named by repository and commit.
+    PEFT would write a set, whose order depends on the hash seed, and the base's path on this machine; the tokenizer
+    would write whether HF_HUB_OFFLINE is set. All three are replaced. A base from the hub is named by its repository
+    and commit.
     """
     write_weights(model, spec, folder)
     tokenizer.init_kwargs["local_files_only"] = False
@@ -85,25 +86,26 @@ def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path
 
 
 def write_weights(model: Any, spec: Mapping[str, Any], folder: Path) -> None:
-    """The adapter's weights and configuration alone."""
+    """Write only the adapter's weights and its configuration."""
     save_file(adapter_state(model), folder / opening.WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
     config["inference_mode"] = True
-    named = bases.reference(paths.base(spec["task"]))  # others have no base folder, and ask the hub
+    named = bases.reference(paths.base(spec["task"]))  # other machines have no such folder, and load it from the hub
     config["base_model_name_or_path"] = named.get("repo", str(paths.base(spec["task"])))
     config["revision"] = hub.COMMIT.fullmatch(named.get("commit", "")) and named["commit"]
     write_json(folder / opening.CONFIG, {key: _plain(value) for key, value in config.items()})
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold, in one order: sets sorted, enums as their values."""
+    """The value as JSON can hold it, always in the same order: sets sorted, enums as their values."""
     if isinstance(value, set):
         return sorted(value)
     return value.value if isinstance(value, Enum) else value
 
 
 def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
-    """Undo TRL's cast of a quantised model's adapter to bfloat16, which loses small updates, and reload `start`."""
+    """Cast the adapter back to float32 and reload `start`. TRL casts a quantised model's to bfloat16, which loses small
+    updates."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -111,8 +113,11 @@ def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
 
 
 def common_settings(spec: Mapping[str, Any], output: Path, world: World = ALONE) -> dict[str, Any]:
-    """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised; there,
-    and without a GPU, TrainingError is raised for an optimizer that needs CUDA."""
+    """The settings that both trainers share.
+
+    The embedded scale stays on the CPU, where the bytes of its results are reproducible. Raises TrainingError if a
+    training on the CPU has an optimizer that needs CUDA.
+    """
     on_cpu = is_on_cpu(spec["scale"])
     trainer = Trainer.model_validate(
         {key: value for key, value in spec["trainer"].items() if key in Trainer.model_fields}
@@ -153,19 +158,19 @@ def common_settings(spec: Mapping[str, Any], output: Path, world: World = ALONE)
 
 
 class Sft(CheckedSFTTrainer):
-    """TRL's trainer with a token count that survives a resumed run."""
+    """TRL's trainer of supervised fine-tuning, with a token count that continues in a resumed run."""
 
     served: Sequence[Mapping[str, float]] = ()
-    """Of each step, what is logged of the phases, or of what was sampled before the first."""
+    """For each step, more metrics to log: of its phases, or of the rejection sampling before the first step."""
 
     def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
-        """Log a step with what it served."""
+        """Log a step with its metrics in `served`."""
         if self.served and "loss" in logs:
             logs = {**logs, **self.served[self.state.global_step - 1]}
         super().log(logs, *arguments, **named)
 
     def count_from(self, checkpoint: Path) -> None:
-        """Go on counting tokens where the checkpoint's last logged step left off."""
+        """Count tokens on from the last logged step of a checkpoint."""
         log = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
         self._total_train_tokens = next((entry["num_tokens"] for entry in reversed(log) if "num_tokens" in entry), 0)
 
@@ -174,8 +179,8 @@ def sft_trainer(
     model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Taught], output: Path,
     world: World = ALONE,
 ) -> Sft:  # fmt: skip
-    """Supervised fine-tuning on the transcripts of the rows. The loss covers the model's turns and their ends, not what
-    its tools returned."""
+    """The trainer of supervised fine-tuning on the transcripts of the rows. The loss covers the model's turns and their
+    end tokens, but not the results of its tools."""
     tools = schemas(task)
     distinct = {id(row): row for row in rows}
     taught = [
@@ -189,7 +194,7 @@ def sft_trainer(
         {
             "input_ids": [ids for ids, _ in examples],
             "labels": [
-                [token if mine else -100 for token, mine in zip(ids, own, strict=True)] for ids, own in examples
+                [token if is_own else -100 for token, is_own in zip(ids, own, strict=True)] for ids, own in examples
             ],
         }
     )
@@ -197,7 +202,7 @@ def sft_trainer(
     settings = SFTConfig(
         train_sampling_strategy="sequential",
         max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},  # tokenised above, prompt and turn apart, as in generation
+        dataset_kwargs={"skip_prepare_dataset": True},  # tokenised above, prompt and turn separately, as in generation
         **common_settings(spec, output, world),
     )
     sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
@@ -212,35 +217,35 @@ def sft_trainer(
 
 
 def phases_of(spec: Mapping[str, Any]) -> list[Phase]:
-    """The phases of the stream of a resolved spec; none for most."""
+    """The phases of the stream of a resolved spec; empty for a stream without phases."""
     return [Phase.model_validate(phase) for phase in spec["stream"].get("phases", ())]
 
 
 def _numbers(phases: Sequence[Phase], spec: Mapping[str, Any], rows: int) -> list[int]:
-    """The phase of each row."""
+    """The phase number of each row, 1 for the first phase."""
     steps = spec["trainer"]["steps"]
     return [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows)]
 
 
 class Grpo(SharedLossTrainer):
-    """TRL's trainer for prompts that are rendered already, in the mode of their row.
+    """TRL's trainer of GRPO for prompts that are already rendered in the mode of their row.
 
     Overrides `_tokenize_prompts` so that no second begin-of-text token is added, and checks in
     `_generate_and_score_completions` that rows are served in the order of the stream.
     """
 
     held_out: HeldOut | None = None
-    """Asked before the first step and every so many steps after it; in process 0 alone, and the others wait."""
+    """The held-out evaluation. Only process 0 has one; the others wait while it runs."""
     looks_every: int = 0
-    """Steps between two looks; 0: none."""
+    """Steps between two held-out evaluations, of which the first is before the first step; 0: none."""
     switches: Mapping[str, bool] = MappingProxyType({})
-    """Whether a mode thinks, where cases are played in an environment."""
+    """Whether the model thinks in each mode, of a task with an environment."""
     offered: Sequence[Mapping[str, Any]] = ()
-    """The schemas of its tools."""
+    """The schemas of the environment's tools."""
     ends: frozenset[int] = frozenset()
     """Tokens that end a turn."""
     thinking: bool = True
-    """Of the step that is played."""
+    """Whether the model thinks in the episodes of the current step."""
 
     def _play_in(self, modes: Collection[str]) -> None:
         if len(modes) > 1:
@@ -287,10 +292,10 @@ def grpo_trainer(
     model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path, judges: Judges,
     world: World = ALONE,
 ) -> Grpo:  # fmt: skip
-    """GRPO on the task's reward: each row is one group of completions, each step one round of generation.
+    """The trainer of GRPO on the task's reward: a row is a group of completions, a step is a round of generation.
 
-    A task with an environment is played through TRL's tool loop, the rows of a step in one mode: what tools return is
-    masked, and a group shares one episode.
+    TRL's tool loop plays the episodes of a task with an environment. All rows of a step then have one mode, the results
+    of tools are masked, and a group shares one episode.
     """
     trainer = spec["trainer"]
     tools = schemas(task)
@@ -335,7 +340,7 @@ def grpo_trainer(
     grpo.generation_path = trainer.get("generation_path", "stock")
     grpo.turn_tokens = trainer.get("turn_tokens")
     grpo.world, grpo.looks_every = world, (trainer.get("held_out") or {"every": 0})["every"]
-    if spec["scale"] == "full" or world.size > 1:  # at the embedded scale the bytes of one process are promised
+    if spec["scale"] == "full" or world.size > 1:  # else bytes of the embedded scale would change
         grpo.seed = spec["seed"]
     if task.episodes is not None:
         grpo.switches, grpo.offered, grpo.ends = switches, tools, end_tokens(model, tokenizer)

@@ -19,14 +19,15 @@ from clinrl.runtime import determinism, gpus
 from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
 
 VERDICTS = "verdicts.jsonl"
-"""What the judges said in a training whose reward asks them."""
+"""The file with the judges' responses, of a training whose reward uses judges."""
 
 LOSS_PATH = "loss_path.json"
-"""Which way to the loss a recipe requests and which was used, where it requests another than TRL's."""
+"""The file with the requested and the used implementation of the loss, of a recipe that requests another than TRL's."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run one spec. The second argument, if given, is the process to die with. Returns the exit code."""
+    """Train as the spec at the first argument says, and return the exit code. The second, if given, is the id of a
+    process with which this one dies."""
     from clinrl.runtime.starter import die_with
     from clinrl.tasks.base import get_task
     from clinrl.training.launch import SPEC
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*environment_factory.*")  # experimental; TRL's version is pinned
     try:
         world = world_of(os.environ, spec["machine"])
-        if spec["scale"] == "full":  # before anything is imported that asks CUDA, as bitsandbytes does
+        if spec["scale"] == "full":  # before an import that initialises CUDA, such as that of bitsandbytes
             gpus.show_one(world.local if world.size > 1 else spec["machine"]["gpu"] or 0)
     except Refused as error:
         print(f"clinrl.training.worker: {error}", file=sys.stderr)
@@ -56,9 +57,9 @@ def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
     from clinrl.training.launch import DISK_FULL
 
     steps = spec["trainer"]["steps"]
-    heeds = spec["on_alarm"] == "stop"
+    can_stop = spec["on_alarm"] == "stop"
     waiver = spec.get("waiver", "")
-    watch = Watch(folder, version=spec["version"], steps=steps, heeds=heeds, waiver=waiver, world=world)
+    watch = Watch(folder, version=spec["version"], steps=steps, can_stop=can_stop, waiver=waiver, world=world)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: watch.request_stop())
     checkpoints = folder / "trainer"
@@ -81,7 +82,7 @@ def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
     except Exception as error:
         if disk_is_full(error, folder):
             if world.is_main:
-                latest_checkpoint(checkpoints)  # drops the one that was being written
+                latest_checkpoint(checkpoints)  # deletes the one that was being written
             return DISK_FULL
         watch.status("crashed", watch.saved, type(error).__name__)
         raise
@@ -90,7 +91,7 @@ def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
 
 
 def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None) -> int:
-    """Train to the last step or to a stop; write the finished adapter. Returns the step that was reached."""
+    """Train to the last step or to a stop, write the adapter if it is finished, and return the last step."""
     import datasets
     import torch
     import transformers
@@ -147,7 +148,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         served.serve(trainer, engine, spec, folder / "served")
     trl.restore_precision(model, start)
     if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
-        raise TrainingError("the adapter is not its parent's any more after the trainer was built")
+        raise TrainingError("building the trainer changed the adapter, which must start as its parent's")
     watch.moved = lambda: any(not torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items())
     if spec["trainer"].get("held_out") and world.is_main:
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
@@ -164,7 +165,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     if trainer.state.global_step == spec["trainer"]["steps"]:
         if not watch.moved():
             raise TrainingError(
-                "no step gave the adapter a gradient, so it is its parent's still: every group earned equal rewards"
+                "no step gave the adapter a gradient, so it still equals its parent's: each group earned equal rewards"
             )
         lines = sorted({canonical_json(verdict) for verdict in world.gathered(judges.record())})
         if not world.is_main:

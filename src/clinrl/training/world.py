@@ -1,7 +1,7 @@
-"""The processes of one training: which of them this is, what they tell each other, and how they are started.
+"""The processes of one training: which of them this is, how they communicate, and how they are started.
 
-Each holds the whole model and computes its share of a step's rows, whose gradients DistributedDataParallel averages.
-Process 0 alone writes. One process is a world of one, in which nothing here does anything.
+Each process holds the whole model and computes its share of a step's rows; DistributedDataParallel averages the
+gradients. Only process 0 writes. A single process needs none of this.
 """
 
 import json
@@ -25,20 +25,20 @@ from clinrl.errors import Refused, echo
 T = TypeVar("T")
 STATUS = "status.json"
 OTHERS = "status-{}.json"
-"""What a process other than 0 says when it fails, by its rank."""
+"""The file in which a process other than 0 writes that it failed, by its rank."""
 TIMEOUT = timedelta(hours=2)
-"""How long a process waits for another that lives, such as one that looks at held-out cases. A dead one ends all."""
+"""How long a process waits for another one that is alive but busy, for example with a held-out evaluation."""
 STOPPED = 4
-"""The exit code of a process that was asked to stop and can be continued."""
+"""The exit code of a process that stopped on request and can be continued."""
 FAILED = "node-{}.failed"
-"""What the launcher of a node leaves beside the spec when a process of it has failed, by the node's number."""
+"""The file that a node's launcher writes beside the spec when one of its processes has failed, by the node's number."""
 WITH_ANOTHER = 1
-"""The code of a launcher that ended since another node failed."""
+"""The exit code of a launcher that ends because another node failed."""
 GRACE_S = 5
-"""Seconds that the others have to end once one has failed, before they are killed."""
+"""Seconds that the other processes have to end once one has failed, before they are killed."""
 MEETING = "CLINRL_MEETING"
-"""The variable with the file by which processes of one machine find each other. Torch's store for this, and so its
-launcher, listens on every address, and what processes send each other is pickled."""
+"""The environment variable with the file by which the processes of one machine find each other. Torch's TCP store, as
+its launcher uses it, would listen on every address, and the processes' messages are pickled."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class World:
 
     size: int = 1
     rank: int = 0
-    """Of this process among all."""
+    """The number of this process."""
     local: int = 0
-    """Of this process among those of its machine."""
+    """The number of this process on its machine."""
 
     @property
     def is_main(self) -> bool:
@@ -67,25 +67,25 @@ class World:
         return [item for some in found for item in some]
 
     def any(self, here: bool) -> bool:
-        """Whether it is so in any process. All must call it."""
+        """Whether `here` is true in any process. All must call it."""
         return any(self.gathered([here]))
 
     @contextmanager
     def joined(self, *, on_cpu: bool) -> Iterator[None]:
-        """Meet the other processes, by NCCL between GPUs and gloo between CPUs, and part from them."""
+        """Connect to the other processes, by NCCL between GPUs and gloo between CPUs, and disconnect at the end."""
         if self.size == 1:
             yield
             return
         import torch
 
-        torch.set_num_threads(1)  # those of several processes would wait for each other's processors
-        meeting = os.environ.get(MEETING)  # without one, by the address that the variables of torchrun name
+        torch.set_num_threads(1)  # threads of several processes would wait for each other
+        meeting = os.environ.get(MEETING)  # None: by the address in torchrun's variables
         store = torch.distributed.FileStore(meeting, self.size) if meeting else None  # type: ignore[attr-defined]
         torch.distributed.init_process_group(
             "gloo" if on_cpu else "nccl", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
         )
         yield
-        self.any(False)  # none ends before process 0 has written all
+        self.any(False)  # a barrier: no process ends before process 0 has written everything
         torch.distributed.destroy_process_group()
 
 
@@ -93,14 +93,14 @@ ALONE = World()
 
 
 def is_on_cpu(scale: str) -> bool:
-    """Whether a training computes on the CPU: at the embedded scale, where bytes can be promised, and without a GPU."""
+    """Whether a training runs on the CPU: at the embedded scale, for reproducible bytes, and where there is no GPU."""
     import torch
 
     return scale == "embedded" or not torch.cuda.is_available()
 
 
 def world_of(environment: Mapping[str, str], machine: Mapping[str, Any]) -> World:
-    """The world that a launcher's environment names. Raises Refused if it is not the one that the spec is for."""
+    """The world that a launcher's environment variables name. Raises Refused if its size is not the spec's."""
     size, wanted = int(environment.get("WORLD_SIZE", 1)), machine["processes"] * machine["nodes"]
     if size != wanted:
         raise Refused(
@@ -111,7 +111,7 @@ def world_of(environment: Mapping[str, str], machine: Mapping[str, Any]) -> Worl
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
-    """Refuse a launcher around a command that starts its processes itself: each of them would start them all."""
+    """Raise Refused if a launcher started this command, since each copy of it would start all processes."""
     if "LOCAL_RANK" in environment or environment.get("WORLD_SIZE", "1") != "1":
         raise Refused(
             "a launcher such as torchrun started this command, which starts the processes of a training itself; set "
@@ -120,18 +120,19 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def say_how_to_join(machine: Machine, spec: Path) -> None:
-    """Say on stderr by which command each other node takes part."""
+    """Print to stderr the command by which each other node joins the training."""
     for node in range(1, machine.nodes):
         command = f"python -m clinrl.training.world {spec} {node}"
         echo(f"another node joins by `{command}`")
 
 
 def main(arguments: list[str]) -> int:
-    """Start the processes of a node, and end all once one has failed; the failed one's code, 128 and more for a signal.
+    """Start the processes of a node, and end them all once one has failed. Returns the exit code of the failed one, or
+    128 plus the number of the signal that ended it.
 
-    Arguments: the spec, the node's number, and perhaps the process to die with. SIGTERM and SIGINT are passed on, and
-    ask for an end at the next step; the second one kills. A node that failed says so beside the spec, since processes
-    that wait for it to join hear nothing of it.
+    Arguments: the spec, the node's number, and optionally the id of a process to die with. The first SIGTERM or SIGINT
+    is passed on and asks the processes to stop after their step; the second kills them. A node that failed writes a
+    file beside the spec, since processes that still wait for it to join would not notice.
     """
     from clinrl.runtime.starter import die_with
     from clinrl.runtime.worker_process import WORKER
@@ -151,25 +152,25 @@ def main(arguments: list[str]) -> int:
     failures = [Path(spec).with_name(FAILED.format(number)) for number in range(machine.nodes)]
     for before in failures if node == "0" else [failures[int(node)]]:
         before.unlink(missing_ok=True)
-    children, asked, passed_on = list[subprocess.Popen[bytes]](), list[int](), 0
+    children, received, passed_on = list[subprocess.Popen[bytes]](), list[int](), 0
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: asked.append(number))
+        signal.signal(number, lambda number, _: received.append(number))
     with tempfile.TemporaryDirectory(prefix="clinrl-world-") as folder:
         for local in range(machine.processes):
             command = [sys.executable, "-m", WORKER, spec, str(os.getpid())]
             children.append(subprocess.Popen(command, env=os.environ | place(machine, int(node), local, folder)))
         while None in (codes := [child.poll() for child in children]) and not any(codes):
             time.sleep(0.1)
-            if len(asked) > passed_on:
-                passed_on = len(asked)
-                _ask(children, kill=passed_on > 1)
+            if len(received) > passed_on:
+                passed_on = len(received)
+                _end(children, kill=passed_on > 1)
             if any(failure.exists() for failure in failures):
                 codes = [WITH_ANOTHER]
                 break
-        code = min((code for code in codes if code), default=0)  # a signal before what a process says of losing another
+        code = min((code for code in codes if code), default=0)  # a signal, being negative, precedes its effects
         if code not in (0, STOPPED, WITH_ANOTHER) and machine.nodes > 1:
             failures[int(node)].touch()
-        _ask(children)
+        _end(children)
         deadline = time.monotonic() + GRACE_S
         for child in children:
             with suppress(subprocess.TimeoutExpired):
@@ -179,13 +180,13 @@ def main(arguments: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _ask(children: Sequence["subprocess.Popen[bytes]"], *, kill: bool = False) -> None:
+def _end(children: Sequence["subprocess.Popen[bytes]"], *, kill: bool = False) -> None:
     for child in children:
         child.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
 
 def place(machine: Machine, node: int, local: int, folder: str) -> dict[str, str]:
-    """The variables by which a process knows its place, as torchrun names them, and where it meets the others."""
+    """The environment variables by which a process knows its number, named as torchrun does, and finds the others."""
     rank = node * machine.processes + local
     sizes = {"WORLD_SIZE": machine.world, "LOCAL_WORLD_SIZE": machine.processes}
     numbers = {"RANK": rank, "LOCAL_RANK": local, **sizes, "OMP_NUM_THREADS": 1}
