@@ -19,7 +19,7 @@ from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, memory
 from clinrl.models.chat import encode, written
-from clinrl.models.generate import Prompt, Sampler, window
+from clinrl.models.generate import Prompt, Sampler
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
 from clinrl.tasks.parts import Request, Responses
 from clinrl.types import Case, Score, Transcript
@@ -155,7 +155,7 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     rows = ROWS if model.device.type == "cpu" else None
     tokens = min(TOGETHER, read_machine().exam_tokens or TOGETHER)
     sampler = Sampler(model, tokenizer, max_tokens=tokens, rows=rows, scale=bases.scale_of(base), place=f"the {name}")
-    budget, limit = _budget(base)["tokens"], window(model)
+    budget, limit = _budget(base)["tokens"], sampler.window
 
     def judge(texts: Sequence[str]) -> Sequence[str]:
         rows = encode(tokenizer, [_asked(base, tokenizer, text) for text in texts])
