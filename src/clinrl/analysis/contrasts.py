@@ -27,13 +27,12 @@ from clinrl.intervals import (
     average,
     average_difference,
     holm,
-    rate,
     runs_of,
     runs_of_means,
 )
 from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import Share, Statistic
-from clinrl.types import Case, Estimate, Unreadable
+from clinrl.types import Case, Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +134,9 @@ def _measured(
     def given(gold: Any, answer: Any) -> float:
         return fmean(label == common for _, label in parts_of(task, gold, answer).values())
 
-    found = {name: _metric(task, name, golds, entry.answers, clusters) for name in chosen}
-    for name, verdicts in (
-        ("no_parse", [[float(isinstance(answer, Unreadable)) for answer in run] for run in entry.answers]),
-        (COMMONEST, [list(starmap(given, zip(golds, run, strict=True))) for run in entry.answers]),
-    ):
-        found[name] = runs_of_means(verdicts, clusters)
+    found = {name: _metric(task, name, golds, entry.answers, clusters) for name in (*chosen, "no_parse")}
+    shares = [list(starmap(given, zip(golds, run, strict=True))) for run in entry.answers]
+    found[COMMONEST] = runs_of_means(shares, clusters)
     for name, values in entry.qualities.items():
         found[name] = runs_of_means(values, clusters)
     return {name: runs for name, runs in found.items() if runs is not None}
@@ -149,27 +145,21 @@ def _measured(
 def _metric(
     task: Task, name: str, golds: Sequence[Any], answers: Sequence[Sequence[Any]], clusters: Sequence[str] | None
 ) -> Runs | None:
-    metric = task.metrics[name]
-    if isinstance(metric, Share):
-        return runs_of_means(_verdicts(metric, golds, answers), clusters)
-    return runs_of(metric.value, golds, answers, clusters)
-
-
-def _verdicts(metric: Share, golds: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[list[float | None]]:
+    metric = task.all_metrics[name]
+    if isinstance(metric, Statistic):
+        return runs_of(metric.value, golds, answers, clusters)
     verdicts = [[metric.of(gold, answer) for gold, answer in zip(golds, run, strict=True)] for run in answers]
-    return [[None if verdict is None else float(verdict) for verdict in run] for run in verdicts]
+    return runs_of_means(verdicts, clusters)
 
 
 def _figure(
     task: Task, name: str, golds: Sequence[Any], entry: Entry, runs: Runs, clusters: Sequence[str] | None
 ) -> Figure:
     """A share of a single run, or one that is 0 or 1 in all, has the interval that it has in every report."""
-    metric = task.metrics.get(name)
+    metric = task.all_metrics[name]
     if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
         return _mean_figure(task, name, runs)
-    answers = entry.answers[0]
-    unreadable = [isinstance(answer, Unreadable) for answer in answers]
-    same = share(metric, golds, answers, clusters) if metric else rate(unreadable, clusters)
+    same = share(metric, golds, entry.answers[0], clusters)
     if same is None:
         return _mean_figure(task, name, runs)
     return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values)))

@@ -210,8 +210,8 @@ def _values(task: Task, metric: str, answers: ByMode) -> dict[str, Estimate | No
 
 def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[str, Estimate | None]:
     """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
-    kind = task.metrics.get(metric)
-    if isinstance(kind, Share) or metric == "no_parse":
+    kind = task.all_metrics.get(metric)
+    if isinstance(kind, Share):
         return {mode: paired_change(kind, metric, candidate[mode], rival[mode]) for mode in candidate}
     mine, theirs = _values(task, metric, candidate), _values(task, metric, rival)
     changes: dict[str, Estimate | None] = {}

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from clinrl.artifacts import digest
 from clinrl.errors import DataError
 from clinrl.tasks.parts import (
+    NO_PARSE,
     Benchmark,
     Checks,
     Episodes,
@@ -96,6 +97,11 @@ class Task(ABC):
             approval=given.approval or tuple(shares),
             slice_measures=given.slice_measures or tuple(dict.fromkeys((EXACT, cls.safety.metric))),
         )
+
+    @property
+    def all_metrics(self) -> Mapping[str, Share | Statistic]:
+        """`metrics`, and the share of unreadable answers, which every task has."""
+        return {**self.metrics, FORM[0]: NO_PARSE}
 
     @property
     def compared(self) -> Mapping[str, Share | Statistic]:
