@@ -11,7 +11,7 @@ from clinrl.config.params import Params
 from clinrl.release import gate
 from clinrl.release.audit_log import Entry
 from clinrl.release.form import BOTH_MODES, Finding
-from clinrl.release.moves import recorded_champion
+from clinrl.release.moves import decisions_on, recorded_champion
 from clinrl.types import Estimate
 
 State = Literal["base", "open", "refused", "passed", "champion", "waived"]
@@ -45,7 +45,7 @@ def standing(
         return Standing("base", "The base, from which all versions start.")
     mine = next((report.adapter_digest for report in reports.values()), "")
     lines = about(mine, log) if mine else []
-    decisions = [line.body for line in lines if line.kind == "decision"]
+    decisions = decisions_on(mine, log)
     findings = tuple(_findings(params, model, reports, agreement))
     if decisions:
         findings = tuple(Finding.model_validate(finding) for finding in decisions[-1]["findings"])
@@ -71,9 +71,7 @@ def standing(
 
 def about(mine: str, log: Sequence[Entry]) -> list[Entry]:
     """The lines of the audit log that are about a model, by its digest, or by that of a decision on it."""
-    names = {mine} | {
-        digest(line.body) for line in log if line.kind == "decision" and line.body["candidate_digest"] == mine
-    }
+    names = {mine, *map(digest, decisions_on(mine, log))}
     return [line for line in log if names & set(_values(line.body))]
 
 
