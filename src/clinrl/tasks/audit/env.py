@@ -6,6 +6,7 @@ done is answered with a text that begins with "error:", counted, and changes not
 """
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, Final, TypeVar
 
 from clinrl.tasks.audit.cases import AuditCase, AuditFacts, differences_of
@@ -29,18 +30,6 @@ TIMELINE: Final = "temporal_audit"
 FLAG: Final = "flag_error"
 APPROVE: Final = "approve"
 SUBMIT: Final = "submit_audit_report"
-
-ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    REVIEW: ("proposal_id",),
-    INVESTIGATE: ("patient_id",),
-    SHAP: ("patient_id", "feature"),
-    COHORT: ("feature",),
-    TIMELINE: ("patient_id",),
-    FLAG: ("proposal_id", "error_type", "reason"),
-    APPROVE: ("proposal_id",),
-    SUBMIT: ("report",),
-}
-"""The tools with the names of their arguments, all of them text and all needed."""
 
 CLOSED: Final = "closed"
 """The answer to any call after submission, or beyond the limit of calls. Such calls are not in the log."""
@@ -231,6 +220,13 @@ class AuditEnv:
         self._check_open(proposal_id)
         self._decided.add(proposal_id)
         return RECORDED
+
+
+ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    tool: tuple(signature(getattr(AuditEnv, tool)).parameters)[1:]
+    for tool in (REVIEW, INVESTIGATE, SHAP, COHORT, TIMELINE, FLAG, APPROVE, SUBMIT)
+}
+"""The tools with the names of their arguments, all of them text and all needed."""
 
 
 def _find(known: Mapping[str, T], name: object, kind: str) -> T:
