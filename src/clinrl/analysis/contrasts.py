@@ -4,7 +4,6 @@ A row is a recipe with its versions, one a seed, or the base, or a simple policy
 the same cases and on the same draws of them. Pure functions of records: no files, no models, no clock.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, starmap
@@ -19,7 +18,6 @@ from clinrl.analysis.preregistration import PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
 from clinrl.config.comparisons import Comparison, Pair
 from clinrl.intervals import (
-    DIGITS,
     LEVEL,
     Paired,
     Runs,
@@ -27,6 +25,7 @@ from clinrl.intervals import (
     average,
     average_difference,
     holm,
+    rounded,
     runs_of,
     runs_of_means,
 )
@@ -92,7 +91,7 @@ def section(
         part=part,
         n=len(held),
         clusters=None if clusters is None else len(set(clusters)),
-        right={label: _round(count / sum(right.values())) for label, count in right.items()},
+        right={label: rounded(count / sum(right.values())) for label, count in right.items()},
         commonest=str(commonest),
         rows=tuple(rows),
         contrasts=_contrasts(
@@ -162,11 +161,11 @@ def _figure(
     same = share(metric, golds, entry.answers[0], clusters)
     if same is None:
         return _mean_figure(task, name, runs)
-    return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values)))
+    return Figure(**same.model_dump(), seeds=tuple(map(rounded, runs.values)))
 
 
 def _mean_figure(task: Task, name: str, runs: Runs) -> Figure:
-    return Figure(**average(runs, is_share=task.is_share(name)).model_dump(), seeds=tuple(map(_round, runs.values)))
+    return Figure(**average(runs, is_share=task.is_share(name)).model_dump(), seeds=tuple(map(rounded, runs.values)))
 
 
 def _reported(estimates: Sequence[Estimate]) -> Figure:
@@ -174,7 +173,7 @@ def _reported(estimates: Sequence[Estimate]) -> Figure:
     values = [estimate.value for estimate in estimates]
     only = estimates[0] if len(estimates) == 1 else None
     return Figure(
-        value=_round(math.fsum(values) / len(values)),
+        value=rounded(fmean(values)),
         low=only.low if only else None,
         high=only.high if only else None,
         n=max(estimate.n for estimate in estimates),
@@ -184,7 +183,7 @@ def _reported(estimates: Sequence[Estimate]) -> Figure:
 
 def _answered(counts: Confusion) -> dict[str, float]:
     given = {name: sum(row[place] for row in counts.counts) for place, name in enumerate(counts.columns)}
-    return {name: _round(count / sum(given.values())) for name, count in given.items()}
+    return {name: rounded(count / sum(given.values())) for name, count in given.items()}
 
 
 def _summed(tables: Sequence[Confusion]) -> Confusion:
@@ -253,7 +252,7 @@ def _partition(rows: Sequence[Runs | None]) -> tuple[Estimate, ...]:
 
 def _detectable(spread: Spread, alpha: float = 1 - LEVEL, tests: int = 1) -> float | None:
     least = detectable_from(spread, alpha, tests)
-    return None if least is None else _round(least)
+    return None if least is None else rounded(least)
 
 
 def primary_tests(
@@ -310,7 +309,3 @@ def _seed_test(pair: Pair, versions: tuple[str, str], test: Paired) -> Contrast:
         first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
         difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable(spread_of(test.difference)),
     )  # fmt: skip
-
-
-def _round(value: float) -> float:
-    return round(value, DIGITS) + 0.0
