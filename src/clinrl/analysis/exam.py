@@ -50,7 +50,6 @@ class Confusion(Strict):
 
     @property
     def total(self) -> int:
-        """All that is counted."""
         return sum(map(sum, self.counts))
 
     @property

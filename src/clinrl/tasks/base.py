@@ -258,7 +258,6 @@ def get_task(name: str) -> Task:
 
 
 def task_names() -> tuple[str, ...]:
-    """The names of all task folders, sorted."""
     return _names_in(tuple(importlib.import_module("clinrl.tasks").__path__))
 
 
