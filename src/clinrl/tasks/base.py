@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,8 +30,6 @@ from clinrl.tasks.parts import (
     Ordered,
     Published,
     Reporting,
-    Request,
-    Responses,
     Safety,
     Share,
     Statistic,
@@ -107,6 +105,15 @@ class Task(ABC):
     def compared(self) -> Mapping[str, Share | Statistic]:
         """The shares that every paired test and every slice is about: right answers first, then what must not be."""
         return {name: self.metrics[name] for name in dict.fromkeys((EXACT, self.safety.metric))}
+
+    @property
+    def asks(self) -> Judged:
+        """`judged`, or what stands for it where the reward needs no other model."""
+        return self.judged or Judged(
+            models=lambda reward: (),
+            requests=lambda case, transcript, reward: (),
+            score=lambda case, transcript, reward, responses: self.score(case, transcript, reward),
+        )
 
     @property
     def shares_threads(self) -> bool:
@@ -216,23 +223,6 @@ def parts_of(task: Task, gold: Any, answer: Any | Unreadable) -> Mapping[str, tu
     """Right and given label, each one of `Task.labels`, by what they are about: of each decision of an episode, or of
     the one `answer`."""
     return task.episodes.parts(gold, answer) if task.episodes else {"answer": (gold, answer)}
-
-
-def models_of(task: Task, reward: Any) -> tuple[str, ...]:
-    """The models that a reward needs: none, unless the task is judged."""
-    return task.judged.models(reward) if task.judged else ()
-
-
-def requests_of(task: Task, case: AnyCase, transcript: Transcript, reward: Any) -> Sequence[Request]:
-    """What a reward needs of those models about a transcript. Pure."""
-    return task.judged.requests(case, transcript, reward) if task.judged else ()
-
-
-def score_with(task: Task, case: AnyCase, transcript: Transcript, reward: Any, responses: Responses) -> Score:
-    """The reward, where `responses` holds those to `requests_of`, and may hold others."""
-    if task.judged is None:
-        return task.score(case, transcript, reward)
-    return task.judged.score(case, transcript, reward, responses)
 
 
 def pool_by_hash(name: str) -> Pool:
