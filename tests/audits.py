@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from clinrl.tasks.audit.cases import AuditCase, AuditFacts, differences_of
+from clinrl.tasks.audit.cases import AuditCase, differences_of
 from clinrl.tasks.audit.env import SUBMIT, AuditEnv, Call, perform
 from clinrl.tasks.audit.evidence import write
 from clinrl.tasks.audit.policies import Action, Policy, Turns, approve, flag, look_up_and_decide, mediocre, work
@@ -15,10 +15,10 @@ def was_submitted(log: Iterable[Call]) -> bool:
     return any(call.valid and call.tool == SUBMIT for call in log)
 
 
-def replay(facts: AuditFacts, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> AuditEnv:
+def replay(case: AuditCase, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> AuditEnv:
     """The environment after these calls from the start; equal calls, equal logs."""
     env = AuditEnv()
-    env._start(facts)
+    env.reset(case)
     for tool, arguments in calls:
         perform(env, tool, arguments)
     return env
@@ -26,7 +26,7 @@ def replay(facts: AuditFacts, calls: Iterable[tuple[str, Mapping[str, Any]]]) ->
 
 def play(case: AuditCase, turns: Sequence[Sequence[Action]]) -> tuple[Call, ...]:
     """The log after these turns."""
-    return replay(case.facts, (action for turn in turns for action in turn)).log
+    return replay(case, (action for turn in turns for action in turn)).log
 
 
 def oracle(case: AuditCase, rng: Random) -> Turns:

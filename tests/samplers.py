@@ -23,7 +23,7 @@ class ScriptedSampler(Sampler):
         budget: int,
         seed: int,
         top_p: float = 1.0,
-        progress: Callable[[], None] | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> list[Completion]:
         """A reply longer than the budget is cut there."""
         completions = []
@@ -38,8 +38,7 @@ class ScriptedSampler(Sampler):
                     ids=(0,) * min(len(words) + 1, budget),
                 )
             )
-            if progress is not None:
-                progress()
+            progress()
         return completions
 
     def together(self, lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -438,5 +438,9 @@ def _counts(kinds: Sequence[tuple[Any, Any]], draw: Sequence[int]) -> Counts:
 
 
 def _estimate(value: float, low: float, high: float, n: int) -> Estimate:
-    # Adding 0.0 turns -0.0 into 0.0, so that equal numbers have equal texts.
-    return Estimate(value=round(value, DIGITS) + 0.0, low=round(low, DIGITS) + 0.0, high=round(high, DIGITS) + 0.0, n=n)
+    return Estimate(value=rounded(value), low=rounded(low), high=rounded(high), n=n)
+
+
+def rounded(value: float) -> float:
+    """A number as reports hold it; no minus before zero, so that equal numbers have equal texts."""
+    return round(value, DIGITS) + 0.0

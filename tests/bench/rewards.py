@@ -14,7 +14,7 @@ from typing import Any
 from clinrl import paths
 from clinrl.models import judges
 from clinrl.runtime import determinism
-from clinrl.tasks.base import get_task, requests_of
+from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import cases
 from clinrl.types import Message, Transcript
@@ -51,7 +51,7 @@ def main() -> None:
             judges.scores(task, pairs, reward, asked)
             cached.append(time.perf_counter() - start)
         middle = round(sorted(cached)[REPEATS // 2], 4)
-        distinct = len({ask for pair in pairs for ask in requests_of(task, *pair, reward)})
+        distinct = len({ask for pair in pairs for ask in task.asks.requests(*pair, reward)})
         rows += [
             (f"reward of {N} completions, {model} asked anew", round(cold, 3), "s", f"{distinct} distinct asks"),
             (f"reward of {N} completions, {model} cached", middle, "s", f"median of {REPEATS}"),

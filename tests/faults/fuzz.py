@@ -23,7 +23,7 @@ from clinrl.artifacts import canonical_json
 from clinrl.config.params import Params, load_params
 from clinrl.models import rollout
 from clinrl.models.chat import read_calls, read_turn, write_turn
-from clinrl.tasks.base import Task, get_task, requests_of, score_with
+from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.parts import Request
 from clinrl.types import Case, Stop, Transcript
 
@@ -259,8 +259,8 @@ def read(task: Task, case: Case, reward: Any, text: str, thinking: bool, random:
         canonical_json(transcript.model_dump(mode="json")).encode()
     label = task.parse(transcript)
     task.improvement.cost(task.label(case), label)
-    heard = {ask: _hears(ask, random) for ask in requests_of(task, case, transcript, reward)}
-    score = score_with(task, case, transcript, reward, heard)
+    heard = {ask: _hears(ask, random) for ask in task.asks.requests(case, transcript, reward)}
+    score = task.asks.score(case, transcript, reward, heard)
     if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
         raise AssertionError(f"a total of {score.total} is outside the declared range")
 

@@ -189,7 +189,7 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
 
     promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
-    with pytest.raises(GateError, match="^Ada Lovelace rolled v1 back, .* `clinrl rollback esi --from v2` undoes that"):
+    with pytest.raises(GateError, match="again; `clinrl rollback esi --from v2` undoes that"):
         promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), kinds()[-2:]) == ("v2", ["promotion", "rollback"])
     promotion.rollback(params, "esi", approver=ADA, of=versions.find("esi", "v2").digest)

@@ -150,7 +150,7 @@ def test_text_and_case_start_the_same_audit_whatever_else_is_in_the_row():
     env.reset(case=case.model_dump_json(), prompt=[], seed=1)
     for tool, arguments in actions:
         perform(env, tool, arguments)
-    assert env.log == replay(case.facts, actions).log
+    assert env.log == replay(case, actions).log
     with pytest.raises(ValidationError):
         env.reset(case="{}")
 
@@ -257,13 +257,13 @@ CALLS = st.sampled_from(sorted(ARGUMENTS)).flatmap(
 
 @given(st.lists(CALLS, max_size=50))
 def test_nothing_that_is_written_raises_and_equal_calls_give_equal_logs(calls):
-    facts = drawn()[0].facts
-    once, again = replay(facts, calls), replay(facts, calls)
+    case = drawn()[0]
+    once, again = replay(case, calls), replay(case, calls)
     assert [call.result for call in once.log] == [call.result for call in again.log]
     assert repr(once.log) == repr(again.log)
-    assert len(once.log) <= calls_for(len(facts.proposals))
+    assert len(once.log) <= calls_for(len(case.facts.proposals))
     assert all(call.valid != call.result.startswith("error: ") for call in once.log)
-    replayed = replay(facts, [(call.tool, call.arguments) for call in once.log])
+    replayed = replay(case, [(call.tool, call.arguments) for call in once.log])
     assert repr(replayed.log) == repr(once.log)
 
 

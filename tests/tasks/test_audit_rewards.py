@@ -336,7 +336,7 @@ def test_totals_lie_in_the_declared_range_and_terms_are_complete(calls, mix, pla
             "report": reason,
         }
         actions.append((tool, {key: values[key] for key in ARGUMENTS[tool]}))
-    env = replay(case.facts, actions)
+    env = replay(case, actions)
     found = score(case, env.log, submitted=env.submitted, malformed=malformed, reward=reward)
     assert set(found.terms) == set(TERMS)
     assert "-0.0" not in [str(value) for value in found.terms.values()]

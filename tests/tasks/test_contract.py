@@ -33,10 +33,7 @@ from clinrl.tasks.base import (
     Task,
     get_task,
     is_sound_id,
-    models_of,
     parts_of,
-    requests_of,
-    score_with,
     task_names,
 )
 from clinrl.tasks.parts import Request, Share, Statistic, no_requests
@@ -74,7 +71,7 @@ def turns(name: str, thinking: bool) -> dict[Any, Message]:
 
 def lessons_of(task: Task, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
     """What an embedded judge of the task learns; nothing, if it has none."""
-    return task.judged.lessons(judge, n, seed) if task.judged else iter(())
+    return task.asks.lessons(judge, n, seed)
 
 
 def stand_in(task: Task, ask: Request) -> Any:
@@ -87,8 +84,8 @@ def stand_in(task: Task, ask: Request) -> Any:
 
 def scored(task: Task, case: Case, transcript: Transcript, reward: Any) -> Score:
     """The reward of a transcript, whatever models it asks."""
-    asks = requests_of(task, case, transcript, reward)
-    return score_with(task, case, transcript, reward, {ask: stand_in(task, ask) for ask in asks})
+    asks = task.asks.requests(case, transcript, reward)
+    return task.asks.score(case, transcript, reward, {ask: stand_in(task, ask) for ask in asks})
 
 
 @cache
@@ -339,11 +336,11 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
     assert isinstance(answer, Unreadable) or answer in task.labels
     for reward in parameter_sets(task).values():
         for stop in get_args(Stop):
-            asks = requests_of(task, case, transcript_of(message, stop), reward)
-            assert {ask.model for ask in asks} <= set(models_of(task, reward))
+            asks = task.asks.requests(case, transcript_of(message, stop), reward)
+            assert {ask.model for ask in asks} <= set(task.asks.models(reward))
             replies = {ask: data.draw(st.text()) for ask in asks if ask.model != "encoder"}
             heard = {ask: replies.get(ask, stand_in(task, ask)) for ask in asks}
-            score = score_with(task, case, transcript_of(message, stop), reward, heard)
+            score = task.asks.score(case, transcript_of(message, stop), reward, heard)
             assert reward.low <= score.total <= reward.high
             assert tuple(score.terms) == terms(name)
             assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from clinrl.tasks.base import POOL_SHARE
 from clinrl.tasks.esi import rules, triggers
@@ -31,6 +32,13 @@ def test_the_label_is_the_rules_word_on_the_latent_facts(exam: list[EsiCase], tr
     for case in exam + train + older:
         decision = rules.decide(case.key.presentation, edition=case.key.edition)
         assert (case.key.level, case.key.rule) == (decision.level, decision.rule)
+
+
+@pytest.mark.parametrize("level", [0, 6])
+def test_a_case_without_a_level_is_refused(level: int) -> None:
+    case = next(cases(1, 3, pool="exam", mix="reporting")).model_dump(mode="json")
+    with pytest.raises(ValidationError, match="level"):
+        EsiCase.model_validate(case | {"key": case["key"] | {"level": level}})
 
 
 def test_pools_share_no_template(exam: list[EsiCase], train: list[EsiCase]) -> None:

@@ -189,9 +189,9 @@ def test_what_was_not_asked_is_a_fault_of_the_caller():
 
 def test_a_case_without_a_label_is_refused():
     case = known()[0]
-    broken = case.model_copy(update={"key": case.key.model_copy(update={"label": "Unknown"})})
-    with pytest.raises(DataError, match="gold label is 'Unknown'"):
-        score(broken, said("<answer>Unknown</answer>"), PUBLISHED["baseline"])
+    key = case.key.model_copy(update={"label": "Unknown"})
+    with pytest.raises(ValidationError, match="label"):
+        type(case).model_validate(case.model_dump() | {"key": key.model_dump()})
 
 
 def test_a_transcript_without_a_turn_is_silent():

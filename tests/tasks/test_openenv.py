@@ -13,7 +13,7 @@ import toys
 from clinrl.cli import main as cli
 from clinrl.exports import openenv_manifest
 from clinrl.models.rollout import tools
-from clinrl.tasks.base import Task, get_task, models_of
+from clinrl.tasks.base import Task, get_task
 from clinrl.types import Transcript, last_turn
 from oddities import Served, served
 from validators import check_episode, validated
@@ -101,7 +101,7 @@ def test_a_reward_that_asks_other_models_is_refused_before_anybody_connects() ->
     from clinrl.tasks.openenv import application
 
     task = get_task("toy")
-    assert models_of(task, task.Reward()) == ()
+    assert task.asks.models(task.Reward()) == ()
     with pytest.raises(ParamsError, match="this reward asks judge, which are not served; choose one that asks none"):
         application(task, task.Reward(judged=0.25))
 

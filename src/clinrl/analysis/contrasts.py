@@ -4,7 +4,6 @@ A row is a recipe with its versions, one a seed, or the base, or a simple policy
 the same cases and on the same draws of them. Pure functions of records: no files, no models, no clock.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, starmap
@@ -19,7 +18,6 @@ from clinrl.analysis.preregistration import PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
 from clinrl.config.comparisons import Comparison, Pair
 from clinrl.intervals import (
-    DIGITS,
     LEVEL,
     Paired,
     Runs,
@@ -27,13 +25,13 @@ from clinrl.intervals import (
     average,
     average_difference,
     holm,
-    rate,
+    rounded,
     runs_of,
     runs_of_means,
 )
 from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import Share, Statistic
-from clinrl.types import Case, Estimate, Unreadable
+from clinrl.types import Case, Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ def section(
         part=part,
         n=len(held),
         clusters=None if clusters is None else len(set(clusters)),
-        right={label: _round(count / sum(right.values())) for label, count in right.items()},
+        right={label: rounded(count / sum(right.values())) for label, count in right.items()},
         commonest=str(commonest),
         rows=tuple(rows),
         contrasts=_contrasts(
@@ -135,12 +133,9 @@ def _measured(
     def given(gold: Any, answer: Any) -> float:
         return fmean(label == common for _, label in parts_of(task, gold, answer).values())
 
-    found = {name: _metric(task, name, golds, entry.answers, clusters) for name in chosen}
-    for name, verdicts in (
-        ("no_parse", [[float(isinstance(answer, Unreadable)) for answer in run] for run in entry.answers]),
-        (COMMONEST, [list(starmap(given, zip(golds, run, strict=True))) for run in entry.answers]),
-    ):
-        found[name] = runs_of_means(verdicts, clusters)
+    found = {name: _metric(task, name, golds, entry.answers, clusters) for name in (*chosen, "no_parse")}
+    shares = [list(starmap(given, zip(golds, run, strict=True))) for run in entry.answers]
+    found[COMMONEST] = runs_of_means(shares, clusters)
     for name, values in entry.qualities.items():
         found[name] = runs_of_means(values, clusters)
     return {name: runs for name, runs in found.items() if runs is not None}
@@ -149,34 +144,28 @@ def _measured(
 def _metric(
     task: Task, name: str, golds: Sequence[Any], answers: Sequence[Sequence[Any]], clusters: Sequence[str] | None
 ) -> Runs | None:
-    metric = task.metrics[name]
-    if isinstance(metric, Share):
-        return runs_of_means(_verdicts(metric, golds, answers), clusters)
-    return runs_of(metric.value, golds, answers, clusters)
-
-
-def _verdicts(metric: Share, golds: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[list[float | None]]:
+    metric = task.all_metrics[name]
+    if isinstance(metric, Statistic):
+        return runs_of(metric.value, golds, answers, clusters)
     verdicts = [[metric.of(gold, answer) for gold, answer in zip(golds, run, strict=True)] for run in answers]
-    return [[None if verdict is None else float(verdict) for verdict in run] for run in verdicts]
+    return runs_of_means(verdicts, clusters)
 
 
 def _figure(
     task: Task, name: str, golds: Sequence[Any], entry: Entry, runs: Runs, clusters: Sequence[str] | None
 ) -> Figure:
     """A share of a single run, or one that is 0 or 1 in all, has the interval that it has in every report."""
-    metric = task.metrics.get(name)
+    metric = task.all_metrics[name]
     if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
         return _mean_figure(task, name, runs)
-    answers = entry.answers[0]
-    unreadable = [isinstance(answer, Unreadable) for answer in answers]
-    same = share(metric, golds, answers, clusters) if metric else rate(unreadable, clusters)
+    same = share(metric, golds, entry.answers[0], clusters)
     if same is None:
         return _mean_figure(task, name, runs)
-    return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values)))
+    return Figure(**same.model_dump(), seeds=tuple(map(rounded, runs.values)))
 
 
 def _mean_figure(task: Task, name: str, runs: Runs) -> Figure:
-    return Figure(**average(runs, is_share=task.is_share(name)).model_dump(), seeds=tuple(map(_round, runs.values)))
+    return Figure(**average(runs, is_share=task.is_share(name)).model_dump(), seeds=tuple(map(rounded, runs.values)))
 
 
 def _reported(estimates: Sequence[Estimate]) -> Figure:
@@ -184,7 +173,7 @@ def _reported(estimates: Sequence[Estimate]) -> Figure:
     values = [estimate.value for estimate in estimates]
     only = estimates[0] if len(estimates) == 1 else None
     return Figure(
-        value=_round(math.fsum(values) / len(values)),
+        value=rounded(fmean(values)),
         low=only.low if only else None,
         high=only.high if only else None,
         n=max(estimate.n for estimate in estimates),
@@ -194,7 +183,7 @@ def _reported(estimates: Sequence[Estimate]) -> Figure:
 
 def _answered(counts: Confusion) -> dict[str, float]:
     given = {name: sum(row[place] for row in counts.counts) for place, name in enumerate(counts.columns)}
-    return {name: _round(count / sum(given.values())) for name, count in given.items()}
+    return {name: rounded(count / sum(given.values())) for name, count in given.items()}
 
 
 def _summed(tables: Sequence[Confusion]) -> Confusion:
@@ -263,7 +252,7 @@ def _partition(rows: Sequence[Runs | None]) -> tuple[Estimate, ...]:
 
 def _detectable(spread: Spread, alpha: float = 1 - LEVEL, tests: int = 1) -> float | None:
     least = detectable_from(spread, alpha, tests)
-    return None if least is None else _round(least)
+    return None if least is None else rounded(least)
 
 
 def primary_tests(
@@ -320,7 +309,3 @@ def _seed_test(pair: Pair, versions: tuple[str, str], test: Paired) -> Contrast:
         first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
         difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable(spread_of(test.difference)),
     )  # fmt: skip
-
-
-def _round(value: float) -> float:
-    return round(value, DIGITS) + 0.0

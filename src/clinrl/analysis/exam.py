@@ -4,17 +4,17 @@ Every share carries its interval and its count of cases; unreadable answers stay
 of records: no files, no models, no clock.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import Field
 
 from clinrl.analysis.costs import Costs
 from clinrl.analysis.run import Run, clusters_of
-from clinrl.intervals import DIGITS, Paired, bootstrap, mean, rate
+from clinrl.intervals import Paired, bootstrap, mean, rate, rounded
 from clinrl.tasks.base import GIVEN, Task, as_variant, get_task, parts_of
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import NO_RESPONSES, Quality, Responses, Share, Statistic, no_requests
@@ -50,7 +50,6 @@ class Confusion(Strict):
 
     @property
     def total(self) -> int:
-        """All that is counted."""
         return sum(map(sum, self.counts))
 
     @property
@@ -138,7 +137,7 @@ def build(
     mine = {name: metrics[name] for name in task.reporting.row_metrics if name in metrics}
     rows, variants = {run.model.name: mine, **others}, run.variants(mode)
     terms = {
-        term: _mean([line.score.terms.get(term, 0.0) for line in graded])
+        term: rounded(fmean(line.score.terms.get(term, 0.0) for line in graded))
         for term in dict.fromkeys(chain.from_iterable(line.score.terms for line in graded))
     }
     return EvalReport(
@@ -162,7 +161,7 @@ def build(
             **({VARIANTS: _variants(run, {GIVEN: graded, **variants})} if variants else {}),
         },
         terms=terms,
-        reward=_mean([line.score.total for line in graded]),
+        reward=rounded(fmean(line.score.total for line in graded)),
         rows=tuple(Row(name=row, metrics=found) for row, found in rows.items()),
         paired=tuple(tests),
         seen_clauses=seen or {},
@@ -325,7 +324,3 @@ def columns(task: Task) -> tuple[str, ...]:
 def column(answer: Any) -> str:
     """Which of `columns` an answer is."""
     return UNREADABLE if isinstance(answer, Unreadable) else str(answer)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(math.fsum(values) / len(values), DIGITS) + 0.0

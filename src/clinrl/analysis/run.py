@@ -33,12 +33,10 @@ class Run:
 
     @property
     def task(self) -> Task:
-        """The task of the model and of the exam."""
         return self.model.task
 
     @cached_property
     def golds(self) -> list[Any]:
-        """The gold label of each case."""
         return [self.task.label(case) for case in self.cases]
 
     @cached_property

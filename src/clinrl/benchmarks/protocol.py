@@ -25,7 +25,7 @@ from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_graded, open_run
 from clinrl.evaluation.evaluate import check_apart
 from clinrl.evaluation.sampler import open_sampler
-from clinrl.intervals import DIGITS, mean, rate
+from clinrl.intervals import mean, rate, rounded
 from clinrl.models.bases import made_of
 from clinrl.models.generate import Sampler
 from clinrl.models.rollout import run as rollout
@@ -344,7 +344,7 @@ def _played(
     pairs = list(zip(cases, transcripts, strict=True))
     found, means = {}, {}
     for name, reward in (("theirs", published.theirs), ("ours", published.ours)):
-        totals = tuple(round(task.score(case, transcript, reward).total, DIGITS) + 0.0 for case, transcript in pairs)
+        totals = tuple(rounded(task.score(case, transcript, reward).total) for case, transcript in pairs)
         by_level = {
             level: [total for total, cell in zip(totals, head.cells, strict=True) if cell.level == level]
             for level in head.settings["levels"]

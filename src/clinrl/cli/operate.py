@@ -141,8 +141,8 @@ RELEASE = {
     ),
     "rollback": Command(
         help="bring the previous champion back",
-        description="Swaps the aliases champion and previous of MODEL. Given twice it changes nothing the second time; --from "
-        "undoes a rollback. Adapters and full models are rolled back one by one.",
+        description="Swaps the aliases champion and previous of MODEL. A second rollback is refused unless --from "
+        "names the champion that is to go. Adapters and full models are rolled back one by one.",
         examples='clinrl rollback esi --approver "Ada Lovelace"\nclinrl rollback esi-merged --approver "Ada Lovelace"\n'
         'clinrl rollback esi --from esi-v49 --approver "Ada Lovelace"',
         runs="cli.registry_commands:rollback",

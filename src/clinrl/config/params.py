@@ -167,7 +167,7 @@ class Params(Section):
 
     def _check_gate(self, at: str, task: str, gate: schema.Gate) -> None:
         check_known("gates", task, self.bases, "a task with a base")
-        metrics = [*get_task(task).metrics, "no_parse", "mode_agreement"]
+        metrics = [*get_task(task).all_metrics, "mode_agreement"]
         check_all(f"{at}.limits", gate.limits, metrics, f"a metric of {task}")
         if (safety := get_task(task).safety.metric) not in gate.limits:
             raise ParamsError(f"{at}.limits has no limit on `{safety}`; a release without one is not allowed")

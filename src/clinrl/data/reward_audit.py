@@ -23,7 +23,7 @@ from clinrl.data.sampling import Row, omitted, phase_of, served, shares, trainin
 from clinrl.errors import ArtefactError, ProbeError, echo
 from clinrl.models.judges import Judges, Pair, scores
 from clinrl.runtime.progress import progress
-from clinrl.tasks.base import Task, as_variant, get_task, models_of
+from clinrl.tasks.base import Task, as_variant, get_task
 from clinrl.types import Case, Message, Transcript, Unreadable
 
 Policy = Callable[[Case, Random], Transcript]
@@ -77,7 +77,7 @@ def stage(params: Params, version: str) -> None:
             thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
             judges = Judges(paths.base(task.name))
             shown = [as_variant(task, case, profile.view) for case in cases]
-            if models_of(task, reward):  # models are slow, so they score the cases of the stream only
+            if task.asks.models(reward):  # models are slow, so they score the cases of the stream only
                 shown = list({row.case.id: row.case for row in rows}.values())
             report["outcomes"] = outcomes(shown, task, reward, judges)
             report |= score_policies(

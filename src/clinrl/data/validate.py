@@ -23,7 +23,7 @@ from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
 from clinrl.models.judges import Judges
 from clinrl.runtime.progress import progress
-from clinrl.tasks.base import Task, get_task, is_sound_id, models_of
+from clinrl.tasks.base import Task, get_task, is_sound_id
 from clinrl.tasks.importing import CONTROL_CHARACTERS, HIDDEN_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
 from clinrl.tasks.parts import Expect, expect
 from clinrl.types import Case, Manifest, Pool
@@ -103,7 +103,7 @@ def _subject(params: Params, name: str) -> tuple[str, Task, Pool, list[Any], Man
         if block.data == name
         and (profile := params.profiles[block.profile]).method != "sft"
         and not profile.waiver  # known to be wrong, and the probe states why
-        and not models_of(task, params.reward(version))  # the probe checks rewards with models, in one batch
+        and not task.asks.models(params.reward(version))  # the probe checks rewards with models, in one batch
     ]
     distinct = {artifacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
     return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)

@@ -33,7 +33,6 @@ from clinrl.evaluation.answers import (
     rows_of,
 )
 from clinrl.evaluation.evaluate import grade, seen_by
-from clinrl.tasks.base import models_of
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
 from clinrl.types import Graded
@@ -83,7 +82,7 @@ def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
 def _check_scores(run: Run, mode: str, path: Path) -> None:
     """Refuse scores that differ from the reward's. Skipped if the reward needs a model, or the text was not kept."""
     model = run.model
-    if models_of(run.task, model.reward) or any(map(is_imported, run.cases)):
+    if run.task.asks.models(model.reward) or any(map(is_imported, run.cases)):
         return
     lines = run.graded[mode]
     anew = grade(run.task, mode, run.shown, [line.transcript for line in lines], model.reward)

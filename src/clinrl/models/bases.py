@@ -198,13 +198,12 @@ def locate(named: dict[str, Any], by: Path) -> Path:
         folder = Path(repo)
         if "local-" + digest(digests(folder)) != commit:
             raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
-        opening.check_checkpoint(folder)
-        return folder
-    if not hub.COMMIT.fullmatch(commit):
+    elif not hub.COMMIT.fullmatch(commit):
         raise ArtefactError(
             f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
         )
-    folder = hub.fetch(repo, commit)
+    else:
+        folder = hub.fetch(repo, commit)
     opening.check_checkpoint(folder)
     return folder
 

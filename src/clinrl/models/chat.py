@@ -51,7 +51,6 @@ class Completion:
 
     @property
     def tokens(self) -> int:
-        """Count of its ids."""
         return len(self.ids)
 
 

@@ -19,7 +19,7 @@ from clinrl.config.machine import FILE, Vllm
 from clinrl.errors import EngineError
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, decode
-from clinrl.models.generate import Prompt, Sampler, check_room
+from clinrl.models.generate import Prompt, Sampler
 from clinrl.models.vllm_client import Client, Request, Written, key_of
 
 DTYPE = "bfloat16"
@@ -109,20 +109,17 @@ class Engine(Sampler):
         budget: int,
         seed: int,
         top_p: float = 1.0,
-        progress: Callable[[], None] | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> list[Completion]:
-        ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
-        rooms = [budget if prompt.left is None else min(budget, prompt.left) for prompt in prompts]
-        names = [prompt.name for prompt in prompts]
-        check_room(names, list(map(len, ids)), rooms, self.window)
         requests, times = [], Counter[str]()
-        for name, row, room in zip(names, ids, rooms, strict=True):
+        for prompt, ids, room in zip(prompts, *self._asked(prompts, thinking, budget), strict=True):
+            name = prompt.name
             own = seed_of(seed, name, times[name])
-            requests.append(Request(name=name, ids=row, budget=room, temperature=temperature, top_p=top_p, seed=own))
+            requests.append(Request(name=name, ids=ids, budget=room, temperature=temperature, top_p=top_p, seed=own))
             times[name] += 1
         return [decode(self.tokenizer, one.ids, self.client.ends) for one in self.write(requests, progress)]
 
-    def write(self, requests: Sequence[Request], progress: Callable[[], None] | None = None) -> list[Written]:
+    def write(self, requests: Sequence[Request], progress: Callable[[], None] = lambda: None) -> list[Written]:
         """The completion of each request, in order: what the journal has, and the rest from the server."""
         found, keys = dict[int, Written](), dict[int, str]()
         if self.journal is not None:
@@ -132,14 +129,13 @@ class Engine(Sampler):
                 if (held := self.journal.found.get(keys[number])) is not None:
                     found[number] = Written(ids=tuple(held["ids"]), log_probabilities=tuple(held["logs"]))
         rest = [number for number in range(len(requests)) if number not in found]
-        for _ in found if progress is not None else ():
-            progress()  # type: ignore[misc]  # it is not None
+        for _ in found:
+            progress()
         for place, written in self.client.complete([requests[number] for number in rest], self.adapter):
             found[rest[place]] = written
             if self.journal is not None:
                 self.journal.put(keys[rest[place]], ids=written.ids, logs=written.log_probabilities)
-            if progress is not None:
-                progress()
+            progress()
         return [found[number] for number in range(len(requests))]
 
 

@@ -114,6 +114,7 @@ class Sampler:
         rows: int | None = None, shared: bool = False, scale: Scale = "embedded", place: str = "an exam",
     ) -> None:  # fmt: skip
         self.model, self.tokenizer = model, tokenizer
+        self.window = None if model is None else window(model)
         self.max_tokens, self.rows = max_tokens, rows
         self.scale, self.place = scale, place
         self._is_shared = shared and rows is None
@@ -151,7 +152,7 @@ class Sampler:
         budget: int,
         seed: int,
         top_p: float = 1.0,
-        progress: Callable[[], None] | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> list[Completion]:
         """One completion a prompt, in the order of the prompts, of at most `budget` tokens each.
 
@@ -164,10 +165,8 @@ class Sampler:
 
         from clinrl.models.decoding import folded
 
-        ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
+        ids, _ = self._asked(prompts, thinking, budget)
         lengths = [len(row) for row in ids]
-        rooms = [budget if prompt.left is None else min(budget, prompt.left) for prompt in prompts]
-        check_room([prompt.name for prompt in prompts], lengths, rooms, window(self.model))
         ends = end_tokens(self.model, self.tokenizer)
         choice = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
         config = GenerationConfig(
@@ -190,12 +189,19 @@ class Sampler:
                     with memory.place(self.place, memory.fewer_tokens(self.scale, len(rows), width + budget)):
                         written = self._written(rows, width, config, call, number)
                     for index, row in zip(batch, written, strict=True):
-                        if completions[index] is None and progress is not None:
+                        if completions[index] is None:
                             progress()
                         completions[index] = decode(self.tokenizer, row, ends)
         finally:
             self.model.train(was_training)
         return [completion for completion in completions if completion is not None]
+
+    def _asked(self, prompts: Sequence[Prompt], thinking: bool, budget: int) -> tuple[list[Sequence[int]], list[int]]:
+        """Token ids of prompts, and how many may follow each. Raises DataError for one that leaves no room."""
+        ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
+        rooms = [budget if prompt.left is None else min(budget, prompt.left) for prompt in prompts]
+        check_room([prompt.name for prompt in prompts], list(map(len, ids)), rooms, self.window)
+        return ids, rooms
 
     def _written(
         self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig", *place: object

@@ -126,7 +126,6 @@ def _refused(repo: str, revision: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException, repo: str, revision: str) -> str:
-    """What happened, and what to do."""
     from huggingface_hub import constants, errors, get_token
 
     if isinstance(error, errors.HFValidationError):
@@ -173,7 +172,6 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
 
 
 def _answered(error: BaseException, repo: str, name: str) -> str:
-    """What an error that the hub answered with means."""
     from huggingface_hub import errors, get_token
 
     assert isinstance(error, errors.HfHubHTTPError)

@@ -19,8 +19,8 @@ from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, memory
 from clinrl.models.chat import encode, written
-from clinrl.models.generate import Prompt, Sampler, window
-from clinrl.tasks.base import Task, models_of, requests_of, score_with
+from clinrl.models.generate import Prompt, Sampler
+from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Request, Responses
 from clinrl.types import Case, Score, Transcript
 
@@ -95,7 +95,7 @@ class Judges:
 
 def identities(task: Task, reward: Any, base: Path) -> dict[str, dict[str, Any]]:
     """What the models of a reward follow from, beside the base folder itself; empty if it needs none."""
-    return {name: encoder_identity() if name == "encoder" else _budget(base) for name in models_of(task, reward)}
+    return {name: encoder_identity() if name == "encoder" else _budget(base) for name in task.asks.models(reward)}
 
 
 def encoder_identity() -> dict[str, Any]:
@@ -108,8 +108,9 @@ def encoder_identity() -> dict[str, Any]:
 
 def scores(task: Task, pairs: Sequence[Pair], reward: Any, judges: Judges) -> list[Score]:
     """The reward of each transcript, all requests about any of them answered at once."""
-    responses = judges.answer(one for case, done in pairs for one in requests_of(task, case, done, reward))
-    return [score_with(task, case, done, reward, responses) for case, done in pairs]
+    asks = task.asks
+    responses = judges.answer(one for case, done in pairs for one in asks.requests(case, done, reward))
+    return [asks.score(case, done, reward, responses) for case, done in pairs]
 
 
 def judge_responses(task: Task, pairs: Sequence[Pair], judges: Judges) -> Responses:
@@ -155,7 +156,7 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     rows = ROWS if model.device.type == "cpu" else None
     tokens = min(TOGETHER, read_machine().exam_tokens or TOGETHER)
     sampler = Sampler(model, tokenizer, max_tokens=tokens, rows=rows, scale=bases.scale_of(base), place=f"the {name}")
-    budget, limit = _budget(base)["tokens"], window(model)
+    budget, limit = _budget(base)["tokens"], sampler.window
 
     def judge(texts: Sequence[str]) -> Sequence[str]:
         rows = encode(tokenizer, [_asked(base, tokenizer, text) for text in texts])

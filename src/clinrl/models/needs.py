@@ -25,7 +25,7 @@ from clinrl.models.judges import TOGETHER
 from clinrl.models.pretrain import shape
 from clinrl.models.shapes import SHAPES
 from clinrl.runtime.gpus import Gpu, visible
-from clinrl.tasks.base import Task, get_task, models_of
+from clinrl.tasks.base import Task, get_task
 from clinrl.types import Case
 
 CASES = 32
@@ -229,7 +229,7 @@ def workload(params: Params, name: str, machine: Machine, *, is_gpu: bool) -> Wo
     return Workload(
         policy=policy,
         judges=judges,
-        asked=() if version is None or isinstance(profile, SftProfile) else tuple(models_of(task, params.reward(name))),
+        asked=() if version is None or isinstance(profile, SftProfile) else task.asks.models(params.reward(name)),
         prompt=prompt,
         gold=gold,
         longest=longest,

@@ -80,7 +80,7 @@ def build_judge(task: Task, name: str, spec: EmbeddedJudge, out: Path, scratch: 
 
     Raises Refused if the task has no lessons for it.
     """
-    lessons = task.judged.lessons(name, spec.lessons, spec.seed) if task.judged else ()
+    lessons = task.asks.lessons(name, spec.lessons, spec.seed)
     texts = [(Piece(prompt, own=False), Piece(reply + QWEN.end, own=True)) for prompt, reply in lessons]
     if not texts:
         raise Refused(f"the task {task.name} has no lessons for a {name}; leave it out of bases.{task.name}.embedded")

@@ -21,7 +21,7 @@ def run(
     mode: Mode,
     budget: int,
     seed: int,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> list[Transcript]:
     """One transcript a case, in the order of the cases, in one mode. `budget`: tokens of all turns together.
 
@@ -59,7 +59,7 @@ def _converse(
     mode: Mode,
     budget: int,
     seed: int,
-    progress: Callable[[], None] | None,
+    progress: Callable[[], None],
 ) -> None:
     """Play episodes to their ends: the model's turns and the results of their calls, until a turn makes no call.
 
@@ -99,7 +99,7 @@ def _converse(
                     episode.stop = "max_tokens" if episode.used == budget else None
                 else:
                     episode.stop = "max_tokens"
-            if episode.stop is not None and progress is not None:
+            if episode.stop is not None:
                 progress()
 
 

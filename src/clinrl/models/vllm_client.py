@@ -262,7 +262,6 @@ class Client:
         return status, text
 
     def _refusal(self, status: int, path: str, text: bytes, adapter: str) -> str:
-        """What a status other than 200 means, and what to do."""
         says, where = _message(text), f"the server at {self.url}"
         if status == 401:
             return f"{where} refuses the key; set {TOKEN} to the one that it was started with"

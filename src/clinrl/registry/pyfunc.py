@@ -23,8 +23,8 @@ import clinrl_loader
 from clinrl.artifacts import canonical_json, identity, read_manifest, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
-from clinrl.models.chat import Completion, encode, read_turn, render
-from clinrl.models.generate import Prompt, Sampler, check_room, window
+from clinrl.models.chat import Completion, read_turn
+from clinrl.models.generate import Prompt, Sampler, check_room
 from clinrl.provenance import pins
 from clinrl.registry import novelty
 from clinrl.runtime import determinism
@@ -296,9 +296,9 @@ class Answerer:
             return Row(mode, None, str(error))
         unlike = novelty.judge([*novelty.strings(facts.model_dump(mode="json"))], self.examined)
         messages = self.task.prompt(facts)
-        (ids,) = encode(self.sampler.tokenizer, [render(self.sampler.tokenizer, messages, decoding.thinking)])
+        ids = self.sampler.opening(messages, (), decoding.thinking)
         try:
-            check_room([name], [len(ids)], decoding.max_new_tokens, window(self.sampler.model))
+            check_room([name], [len(ids)], decoding.max_new_tokens, self.sampler.window)
         except DataError as error:
             return Row(mode, None, str(error).removeprefix(f"{name}: "), unlike)
         return Row(mode, Prompt(name, messages, ids), novelty=unlike)

@@ -23,7 +23,7 @@ from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, budget, form, gate
 from clinrl.release.change_control import outside_plan, trained_otherwise
 from clinrl.release.gate import Decision
-from clinrl.release.moves import is_of, last_move, recorded_champion
+from clinrl.release.moves import decisions_on, is_of, last_move, recorded_champion
 
 
 def decide(params: Params, name: str) -> Decision:
@@ -47,8 +47,7 @@ def decide(params: Params, name: str) -> Decision:
 
     def is_recorded(lines: Sequence[audit_log.Entry]) -> bool:
         budget.check_current(lines, decision)
-        decisions = [line.body for line in lines if line.kind == "decision"]
-        return next((b for b in reversed(decisions) if b["candidate_digest"] == entry.digest), None) == body
+        return decisions_on(entry.digest, lines)[-1:] == [body]
 
     audit_log.write(params, "decision", body, unless=is_recorded)
     tags = {"gate": "passed" if decision.promote else "refused", "decision": decision.digest}

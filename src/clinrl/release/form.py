@@ -2,17 +2,17 @@
 better than the champion by the test of a change plan."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers, ByMode
 from clinrl.config.change_plan import Protocol
-from clinrl.intervals import LEVEL, average_difference, mean, no_better, paired, rate, runs_of_means
+from clinrl.intervals import LEVEL, average_difference, mean, no_better, paired, runs_of_means
 from clinrl.release.budget import Look
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
-from clinrl.types import Estimate, Strict, Unreadable
+from clinrl.types import Estimate, Strict
 
 BOTH_MODES = "all modes"
 """The mode of a finding that is about all of them together."""
@@ -82,28 +82,27 @@ def form(
 
 def value_of(task: Task, metric: str, answers: Answers) -> Estimate | None:
     """A metric on the answers of one mode; None where it is not defined on them."""
-    if metric == "no_parse":
-        return rate([isinstance(answer, Unreadable) for answer in answers.answers], answers.clusters)
-    found = estimates({metric: task.metrics[metric]}, answers.golds, answers.answers, answers.clusters)
+    found = estimates({metric: task.all_metrics[metric]}, answers.golds, answers.answers, answers.clusters)
     return found.get(metric)
 
 
 def paired_change(
-    kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers, level: float = LEVEL
+    kind: Share | Statistic, metric: str, mine: Answers, theirs: Answers, level: float = LEVEL
 ) -> Estimate | None:
-    """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them.
+    """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them,
+    and of a statistic.
 
     Where cases are alike within clusters, it has Student's t for the clusters, and not the ends of a bootstrap, whose
     draws are too few for the levels that late looks leave.
     """
-    pairs = _verdicts(kind, mine, theirs)
+    pairs = _verdicts(kind, mine, theirs) if isinstance(kind, Share) else {}
     if not pairs:
         return None
     a, b = ([pair[side] for pair in pairs.values()] for side in (0, 1))
     if mine.clusters is None:
         return paired(metric, theirs.name, a, b, level).difference
     clusters = [mine.clusters[i] for i in pairs]
-    first, second = (runs_of_means([[*map(float, side)]], clusters) for side in (a, b))
+    first, second = (runs_of_means([side], clusters) for side in (a, b))
     assert first
     assert second  # since there are pairs
     return average_difference(first, second, is_share=True, level=level).estimate
@@ -162,13 +161,8 @@ def compare(task: Task, protocol: Protocol, look: Look, candidate: ByMode, champ
             yield Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)
 
 
-def _verdicts(kind: Share | Statistic | None, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:
+def _verdicts(kind: Share, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:
     """Whether a share holds of mine and of theirs, by the place of the case, where it is defined for both."""
-
-    def verdicts(answers: Sequence[Any]) -> list[bool | None]:
-        if isinstance(kind, Share):
-            return [kind.of(gold, answer) for gold, answer in zip(mine.golds, answers, strict=True)]
-        return [isinstance(answer, Unreadable) for answer in answers]
-
-    pairs = enumerate(zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True))
+    rows = zip(mine.golds, mine.answers, theirs.answers, strict=True)
+    pairs = enumerate((kind.of(gold, a), kind.of(gold, b)) for gold, a, b in rows)
     return {i: (bool(a), bool(b)) for i, (a, b) in pairs if a is not None and b is not None}

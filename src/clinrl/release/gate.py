@@ -25,6 +25,7 @@ from clinrl.config.base import Scale, unless
 from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
+from clinrl.intervals import rounded
 from clinrl.release.budget import Look, Spent
 from clinrl.release.form import BOTH_MODES, CHAMPION, Finding, FormRow, compare, form, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
@@ -210,8 +211,8 @@ def _values(task: Task, metric: str, answers: ByMode) -> dict[str, Estimate | No
 
 def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[str, Estimate | None]:
     """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
-    kind = task.metrics.get(metric)
-    if isinstance(kind, Share) or metric == "no_parse":
+    kind = task.all_metrics.get(metric)
+    if isinstance(kind, Share):
         return {mode: paired_change(kind, metric, candidate[mode], rival[mode]) for mode in candidate}
     mine, theirs = _values(task, metric, candidate), _values(task, metric, rival)
     changes: dict[str, Estimate | None] = {}
@@ -219,7 +220,7 @@ def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[
         b, changes[mode] = theirs[mode], None
         if a is not None and b is not None:
             change = a.value - b.value
-            changes[mode] = Estimate(value=round(change, 6) + 0.0, low=change, high=change, n=a.n)
+            changes[mode] = Estimate(value=rounded(change), low=change, high=change, n=a.n)
     return changes
 
 

@@ -22,7 +22,7 @@ from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release.moves import check_approved, check_turn, recorded_champion
+from clinrl.release.moves import check_approved, check_turn, decisions_on, recorded_champion
 from clinrl.tracking.mlflow_store import place, store
 from clinrl.types import Manifest, Strict
 
@@ -212,7 +212,7 @@ def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[st
         entry = versions.find(model, name, digest=digest)
     except Unregistered:
         lines, register = audit_log.lines(params), f"`clinrl register {name}`"
-        if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
+        if not decisions_on(digest, lines):
             raise Unheld("open", f"is not registered in {place(store())}; {register} does it") from None
         if recorded_champion(model, lines) == digest:
             register += f", then `clinrl promote {name}`, since the audit log says that it is champion"
@@ -243,7 +243,7 @@ def _release_links(params: Params, name: str) -> Iterator[Link]:
         is_here = (folder / artifacts.MANIFEST).exists()
         yield Link(version=name, link="gate", state="broken" if is_here else "absent", digest="", says=str(refused))
         return
-    decisions = [line.body for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
+    decisions = decisions_on(digest, lines)
     if not decisions:
         yield _link(name, "gate", _check_undecided, model, name, digest)
         return

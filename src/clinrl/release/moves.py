@@ -35,7 +35,7 @@ def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -
 
 def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
     """The digests of all that were champion by the audit log, oldest first."""
-    return [_holder(line) for line in moves(model, lines)]
+    return [holder_after(line) for line in moves(model, lines)]
 
 
 def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
@@ -47,7 +47,7 @@ def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) ->
         elif turn.kind == "approval":
             decided = decision_of(turn.body["decision"], lines)
             found = None if decided and decided["candidate_digest"] == digest else found
-        elif _holder(turn) == digest:
+        elif holder_after(turn) == digest:
             found = None
     return found
 
@@ -60,6 +60,11 @@ def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
         raise GateError(f"the {last.kind} of {last.at} names a decision that {paths.audit_log()} does not have")
     if about.get("moved") != (earlier[-1].digest if earlier else None):
         raise GateError(f"the {last.kind} of {last.at} was approved for another turn; a person must approve a new one")
+
+
+def decisions_on(candidate: str, lines: Sequence[audit_log.Entry]) -> list[dict[str, Any]]:
+    """The decisions on the version with this digest, oldest first."""
+    return [line.body for line in lines if line.kind == "decision" and line.body["candidate_digest"] == candidate]
 
 
 def decision_of(digest: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
@@ -109,7 +114,7 @@ def check_unspent(fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) 
     `approved`: the digest of the decision that was approved. Raises GateError.
     """
     is_approved = was_champion = False
-    turns = {line.digest: _holder(line) for line in moves(fold.model, lines)}
+    turns = {line.digest: holder_after(line) for line in moves(fold.model, lines)}
     for line in lines:
         is_approved |= _decides(line, approved)
         if line.digest not in turns:
@@ -126,7 +131,7 @@ def _decides(line: audit_log.Entry, digest: str) -> bool:
     return line.kind == "decision" and artifacts.digest(line.body) == digest
 
 
-def _holder(move: audit_log.Entry) -> str:
+def holder_after(move: audit_log.Entry) -> str:
     """Whose digest the champion has after a move of its name."""
     return str((move.body if move.kind == "promotion" else move.body["to"])["digest"])
 

@@ -11,7 +11,7 @@ from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
-from clinrl.release.moves import check_approved, check_turn, moves, recorded_champion
+from clinrl.release.moves import check_approved, check_turn, decisions_on, holder_after, moves, recorded_champion
 from clinrl.tracking.mlflow_store import connect, finished_run, run_key
 
 
@@ -83,13 +83,8 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
     """
     lines = audit_log.lines(params)
     if alias == versions.CANDIDATE:
-        decisions = [line.body for line in lines if line.kind == "decision"]
-        last = next((body for body in reversed(decisions) if body["candidate_digest"] == entry.digest), None)
-        if (
-            (last and not last["promote"])
-            or entry.tags.get(versions.GATE) == versions.REFUSED
-            or "waiver" in entry.tags
-        ):
+        is_refused = any(not body["promote"] for body in decisions_on(entry.digest, lines)[-1:])
+        if is_refused or entry.tags.get(versions.GATE) == versions.REFUSED or "waiver" in entry.tags:
             raise GateError(f"{entry.name} was refused by its gate, or trained on a waiver, and is no candidate")
         return
     if recorded_champion(entry.model, lines) != entry.digest:
@@ -113,15 +108,14 @@ def outcome(params: Params, name: str) -> str | None:
         return f"{name} is the champion of {model}"
     lines = audit_log.lines(params)
     decisions = {
-        artifacts.digest(line.body): line.body
-        for line in lines
-        if line.kind == "decision"
-        and (line.body["candidate_digest"], line.body["champion_digest"]) == (mine, champion and champion.digest)
+        artifacts.digest(body): body
+        for body in decisions_on(mine, lines)
+        if body["champion_digest"] == (champion and champion.digest)
     }
     for turn in reversed(moves(model, lines)):
         if turn.kind == "rollback" and turn.body["from"]["digest"] == mine:  # a decision since then is no yes
             return f"{name} was rolled back by {turn.body['approver']}"
-        if mine == (turn.body if turn.kind == "promotion" else turn.body["to"])["digest"]:
+        if holder_after(turn) == mine:
             break
     for line in reversed(lines):
         body = line.body

@@ -156,7 +156,6 @@ def _compute_with(threads: int) -> None:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -10,7 +10,6 @@ MACHINE = Path("/etc/machine-id")
 
 
 def identity() -> str:
-    """The identity of this process."""
     return f"{_host()}:{os.getpid()}:{_start_of(os.getpid())}"
 
 

@@ -21,7 +21,7 @@ from clinrl.config.machine import Vllm
 from clinrl.errors import EngineError, Refused
 from clinrl.models import bases, engine, memory, opening
 from clinrl.models.chat import Completion, end_tokens
-from clinrl.models.generate import SHARED, Prompt, Sampler, window
+from clinrl.models.generate import SHARED, Prompt, Sampler
 from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Local:
 
     def room(self, sampler: Sampler) -> int | None:
         """Tokens that prompt and completion may have together; None: any number."""
-        return window(sampler.model)
+        return sampler.window
 
     def is_failing(self, digest: str) -> bool:
         """Whether nothing but failures came of the last FAILURES batches of a version, and no other has answered."""

@@ -11,7 +11,7 @@ from clinrl.config.params import Params
 from clinrl.release import gate
 from clinrl.release.audit_log import Entry
 from clinrl.release.form import BOTH_MODES, Finding
-from clinrl.release.moves import recorded_champion
+from clinrl.release.moves import decisions_on, recorded_champion
 from clinrl.types import Estimate
 
 State = Literal["base", "open", "refused", "passed", "champion", "waived"]
@@ -45,7 +45,7 @@ def standing(
         return Standing("base", "The base, from which all versions start.")
     adapter = next((report.adapter_digest for report in reports.values()), "")
     lines = about(adapter, log) if adapter else []
-    decisions = [line.body for line in lines if line.kind == "decision"]
+    decisions = decisions_on(adapter, log)
     findings = tuple(_findings(params, model, reports, agreement))
     if decisions:
         findings = tuple(Finding.model_validate(finding) for finding in decisions[-1]["findings"])
@@ -71,9 +71,7 @@ def standing(
 
 def about(adapter: str, log: Sequence[Entry]) -> list[Entry]:
     """The entries of the audit log that name a model's digest, or the digest of a decision on it."""
-    digests = {adapter} | {
-        digest(line.body) for line in log if line.kind == "decision" and line.body["candidate_digest"] == adapter
-    }
+    digests = {adapter, *map(digest, decisions_on(adapter, log))}
     return [line for line in log if digests & set(_digests(line.body))]
 
 

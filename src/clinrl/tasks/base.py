@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from clinrl.artifacts import digest
 from clinrl.errors import DataError
 from clinrl.tasks.parts import (
+    NO_PARSE,
     Benchmark,
     Checks,
     Episodes,
@@ -29,8 +30,6 @@ from clinrl.tasks.parts import (
     Ordered,
     Published,
     Reporting,
-    Request,
-    Responses,
     Safety,
     Share,
     Statistic,
@@ -98,9 +97,23 @@ class Task(ABC):
         )
 
     @property
+    def all_metrics(self) -> Mapping[str, Share | Statistic]:
+        """`metrics`, and the share of unreadable answers, which every task has."""
+        return {**self.metrics, FORM[0]: NO_PARSE}
+
+    @property
     def compared(self) -> Mapping[str, Share | Statistic]:
         """The shares that every paired test and every slice is about: right answers first, then what must not be."""
         return {name: self.metrics[name] for name in dict.fromkeys((EXACT, self.safety.metric))}
+
+    @property
+    def asks(self) -> Judged:
+        """`judged`, or what stands for it where the reward needs no other model."""
+        return self.judged or Judged(
+            models=lambda reward: (),
+            requests=lambda case, transcript, reward: (),
+            score=lambda case, transcript, reward, responses: self.score(case, transcript, reward),
+        )
 
     @property
     def shares_threads(self) -> bool:
@@ -212,23 +225,6 @@ def parts_of(task: Task, gold: Any, answer: Any | Unreadable) -> Mapping[str, tu
     return task.episodes.parts(gold, answer) if task.episodes else {"answer": (gold, answer)}
 
 
-def models_of(task: Task, reward: Any) -> tuple[str, ...]:
-    """The models that a reward needs: none, unless the task is judged."""
-    return task.judged.models(reward) if task.judged else ()
-
-
-def requests_of(task: Task, case: AnyCase, transcript: Transcript, reward: Any) -> Sequence[Request]:
-    """What a reward needs of those models about a transcript. Pure."""
-    return task.judged.requests(case, transcript, reward) if task.judged else ()
-
-
-def score_with(task: Task, case: AnyCase, transcript: Transcript, reward: Any, responses: Responses) -> Score:
-    """The reward, where `responses` holds those to `requests_of`, and may hold others."""
-    if task.judged is None:
-        return task.score(case, transcript, reward)
-    return task.judged.score(case, transcript, reward, responses)
-
-
 def pool_by_hash(name: str) -> Pool:
     """The pool of a template by the hash of its name: the same for any seed, data set and machine."""
     return pool_at(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100, POOL_SHARE)
@@ -252,7 +248,6 @@ def get_task(name: str) -> Task:
 
 
 def task_names() -> tuple[str, ...]:
-    """The names of all task folders, sorted."""
     return _names_in(tuple(importlib.import_module("clinrl.tasks").__path__))
 
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse
 
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.runtime.guard import Fence, Limits, refusal_response
-from clinrl.tasks.base import Task, get_task, models_of, task_names
+from clinrl.tasks.base import Task, get_task, task_names
 from clinrl.types import Case, Message, Pool, Strict, transcript_of
 
 CASES: Final = 200
@@ -98,7 +98,7 @@ class TaskEnvironment(Environment):  # type: ignore[misc]
         super().__init__()
         self._reward: Any = task.Reward() if reward is None else reward
         self._task, self._open_exam = task, open_exam
-        if models := models_of(task, self._reward):
+        if models := task.asks.models(self._reward):
             raise ParamsError(f"this reward asks {', '.join(models)}, which are not served; choose one that asks none")
         self._case: Any = None
         self._state: Any = self.state_type()

@@ -29,6 +29,8 @@ class Share:
 
 EXACT_SHARE = Share(of=lambda gold, answer: answer == gold, worse="lower")
 """The share of right answers."""
+NO_PARSE = Share(of=lambda gold, answer: isinstance(answer, Unreadable), worse="higher")
+"""The share of answers that cannot be read."""
 
 
 def recall(label: Any) -> Share:

@@ -117,7 +117,6 @@ class Audit(Task):
     prompt = staticmethod(prompt)
 
     def label(self, case: AuditCase) -> str:
-        """The right decision about each proposal."""
         return episodes.format_decisions(
             {truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths}
         )
@@ -161,7 +160,6 @@ class Audit(Task):
         }
 
     def score(self, case: AuditCase, transcript: Transcript, reward: rewards.Reward) -> Score:
-        """The reward of an episode, from its calls made again."""
         done = episodes.play_again(case, transcript)
         return rewards.score(case, done.log, submitted=done.submitted, malformed=done.malformed, reward=reward)
 

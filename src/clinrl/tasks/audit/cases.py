@@ -163,10 +163,7 @@ OTHERS: Final = (2, 3)
 """How many patients have a record and are not proposed."""
 
 
-@cache  # the number of protocols is fixed, so the cache is bounded
-def pool_of(group: str) -> Pool:
-    """The pool of a protocol by the hash of its name."""
-    return pool_by_hash(group)
+pool_of = cache(pool_by_hash)  # the number of protocols is fixed, so the cache is bounded
 
 
 def cases(

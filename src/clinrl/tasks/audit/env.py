@@ -6,9 +6,10 @@ done is answered with a text that begins with "error:", counted, and changes not
 """
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, Final, TypeVar
 
-from clinrl.tasks.audit.cases import AuditCase, AuditFacts, differences_of
+from clinrl.tasks.audit.cases import AuditCase, differences_of
 from clinrl.tasks.audit.observations import (
     CATEGORICAL,
     NUMERIC,
@@ -29,18 +30,6 @@ TIMELINE: Final = "temporal_audit"
 FLAG: Final = "flag_error"
 APPROVE: Final = "approve"
 SUBMIT: Final = "submit_audit_report"
-
-ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    REVIEW: ("proposal_id",),
-    INVESTIGATE: ("patient_id",),
-    SHAP: ("patient_id", "feature"),
-    COHORT: ("feature",),
-    TIMELINE: ("patient_id",),
-    FLAG: ("proposal_id", "error_type", "reason"),
-    APPROVE: ("proposal_id",),
-    SUBMIT: ("report",),
-}
-"""The tools with the names of their arguments, all of them text and all needed."""
 
 CLOSED: Final = "closed"
 """The answer to any call after submission, or beyond the limit of calls. Such calls are not in the log."""
@@ -75,19 +64,27 @@ def calls_for(proposals: int) -> int:
 class AuditEnv:
     """One audit in progress; `reset` starts another, of which nothing before it is left."""
 
-    __slots__ = ("_decided", "_differences", "_limit", "_log", "_proposals", "_records", "_submitted")
+    __slots__ = ("_decided", "_differences", "_limit", "_log", "_proposals", "_records", "submitted")
 
     def __init__(self) -> None:
         self._limit = 0  # an audit that was never started is closed
         self._log: list[Call] = []
-        self._submitted = False
+        self.submitted = False
+        """Whether the audit was handed in."""
 
     def reset(self, case: str | AuditCase, **_: Any) -> None:
         """Start the audit of a case, or of its JSON text; the other columns of its row are ignored.
 
         Raises pydantic's ValidationError for a text that is no case.
         """
-        self._start((AuditCase.model_validate_json(case) if isinstance(case, str) else case).facts)
+        facts = (AuditCase.model_validate_json(case) if isinstance(case, str) else case).facts
+        self._proposals = {proposal.proposal_id: proposal for proposal in facts.proposals}
+        self._records = {record.patient_id: record for record in facts.records}
+        self._differences = differences_of(facts)
+        self._limit = calls_for(len(facts.proposals))
+        self._log = []
+        self._decided: set[str] = set()
+        self.submitted = False
 
     def review_proposal(self, proposal_id: str) -> str:
         """Read what the Actor argued about a proposal.
@@ -187,7 +184,7 @@ class AuditEnv:
 
         def submit() -> str:
             _check_text(report, "report")
-            self._submitted = True
+            self.submitted = True
             return "submitted"
 
         return self._call(SUBMIT, {"report": report}, submit)
@@ -197,23 +194,9 @@ class AuditEnv:
         """Every call that was answered, in order."""
         return tuple(self._log)
 
-    @property
-    def submitted(self) -> bool:
-        """Whether the audit was handed in."""
-        return self._submitted
-
-    def _start(self, facts: AuditFacts) -> None:
-        self._proposals = {proposal.proposal_id: proposal for proposal in facts.proposals}
-        self._records = {record.patient_id: record for record in facts.records}
-        self._differences = differences_of(facts)
-        self._limit = calls_for(len(facts.proposals))
-        self._log = []
-        self._decided: set[str] = set()
-        self._submitted = False
-
     def _call(self, tool: str, arguments: dict[str, Any], answer: Callable[[], str]) -> str:
         """Make a call and log it. An error never repeats what the model wrote, which may be of any length."""
-        if self._submitted or len(self._log) >= self._limit:
+        if self.submitted or len(self._log) >= self._limit:
             return CLOSED
         try:
             result, valid = answer(), True
@@ -231,6 +214,13 @@ class AuditEnv:
         self._check_open(proposal_id)
         self._decided.add(proposal_id)
         return RECORDED
+
+
+ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    tool: tuple(signature(getattr(AuditEnv, tool)).parameters)[1:]
+    for tool in (REVIEW, INVESTIGATE, SHAP, COHORT, TIMELINE, FLAG, APPROVE, SUBMIT)
+}
+"""The tools with the names of their arguments, all of them text and all needed."""
 
 
 def _find(known: Mapping[str, T], name: object, kind: str) -> T:

@@ -23,8 +23,6 @@ DONE: Final = "Done."
 
 
 class Outcome(NamedTuple):
-    """The outcome of an episode."""
-
     log: tuple[Logged, ...]
     submitted: bool
     malformed: int

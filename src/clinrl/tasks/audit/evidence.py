@@ -26,8 +26,6 @@ Claim = tuple[str, str]
 
 
 class Reason(NamedTuple):
-    """What a reason says."""
-
     claims: frozenset[Claim]
     fallacies: tuple[str, ...]
     """Every mention of one, in order."""

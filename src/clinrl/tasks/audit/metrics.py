@@ -80,7 +80,6 @@ specificity = _share(attrgetter("approved"), attrgetter("clean"))
 
 
 def f_beta(counts: Counts) -> float:
-    """F-beta of the flags, beta 1.5."""
     found = [(tally(*audit), n) for audit, n in counts.items()]
     hits = sum(n * one.hits for one, n in found)
     flags, errors = sum(n * one.flags for one, n in found), sum(n * one.errors for one, n in found)

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from clinrl.tasks.audit.cases import Proposal
+from clinrl.tasks.audit.evidence import format_signed
 from clinrl.tasks.audit.rules import Differences, PatientRecord
 
 NUMERIC: Final[Mapping[str, Callable[[PatientRecord], float]]] = {
@@ -59,10 +60,9 @@ def patient_lines(record: PatientRecord, found: Differences) -> str:
 
 def timeline_line(patient_id: str, found: Differences) -> str:
     """Delay and death of a patient, the delay against both windows whatever the stage."""
-    death = "none" if found.death is None else f"{found.death:+d}"
     return (
         f"{patient_id} delay {found.delay_days}, standard {found.standard:+d}, stage IV {found.stage_iv:+d}, "
-        f"death {death}"
+        f"death {format_signed(found.death)}"
     )
 
 

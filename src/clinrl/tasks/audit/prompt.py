@@ -22,7 +22,6 @@ SYSTEM: Final = (
 
 
 def prompt(facts: AuditFacts) -> list[Message]:
-    """System and user turn."""
     lines = "\n".join(map(proposal_line, facts.proposals))
     return [
         Message(role="system", content=SYSTEM),

@@ -60,12 +60,10 @@ class Corrected(Strict):
 
     @property
     def low(self) -> float:
-        """The least total."""
         return -(3 * self.most + self.unsubmitted)
 
     @property
     def high(self) -> float:
-        """The greatest total: that of the best audit."""
         return math.fsum((self.detection, self.evidence, self.fallacy))
 
 
@@ -88,12 +86,10 @@ class Reward(Strict):
 
     @property
     def low(self) -> float:
-        """The least total that any outcome can have."""
         return self._range[0]
 
     @property
     def high(self) -> float:
-        """The greatest total that any outcome can have."""
         return self._range[1]
 
 

@@ -98,7 +98,6 @@ def _mistyped(rng: Random, clause: str) -> str:
 
 
 def _age_and_sex(rng: Random, p: Presentation, readers: Readers) -> str:
-    """Age and sex."""
     names = {"female": ("girl", "woman"), "male": ("boy", "man")}[p.sex]
     sex = rng.choice(wordings(f"styles/{names[p.age_years >= 18]}", readers))
     years = p.age_years

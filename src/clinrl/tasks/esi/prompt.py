@@ -31,7 +31,6 @@ _SAYS = {rule.id: rule.says for rule in RULES}
 
 
 def prompt(facts: EsiFacts) -> list[Message]:
-    """System and user turn of one narrative."""
     return [Message(role="system", content=SYSTEM), Message(role="user", content=facts.narrative)]
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clinrl.errors import DataError
 from clinrl.tasks.esi import triggers
 from clinrl.tasks.parts import Finite, Weight
 from clinrl.types import Score, Strict, Unreadable
@@ -136,14 +135,9 @@ def score(gold: int, narrative: str, answer: int | Unreadable, reward: Reward) -
     """The reward of one answer, taken apart into all of `TERMS`; the total lies in [reward.low, reward.high].
 
     `gold` and a readable `answer` are levels 1 to 5. Triggers are read in the narrative, never in the completion.
-    Raises DataError if the gold level is none, ValueError if the answer is none (a parser's bug, not the model's).
     """
-    if gold not in LEVELS:
-        raise DataError(f"gold level is {gold!r}; ESI levels are 1 to 5: rebuild the data set")
     if isinstance(answer, Unreadable):
         return Score(terms={**dict.fromkeys(TERMS, 0.0), "unreadable": reward.unreadable}, total=reward.unreadable)
-    if answer not in LEVELS:
-        raise ValueError(f"answered level is {answer!r}; a parsed answer is 1 to 5 or Unreadable")
     return _readable_score(
         reward,
         gold,

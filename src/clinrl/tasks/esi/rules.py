@@ -255,7 +255,7 @@ def child_fever(p: Presentation) -> bool:
     return 90 / 365 <= p.age_years < 3 and p.temp_c is not None and p.temp_c > CHILD_FEVER_C
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """One rule of point A (→ 1) or B (→ 2)."""
 
@@ -267,46 +267,47 @@ class Rule:
     source: str
 
 
-def _rule(id: str, point: Literal["A", "B"], says: str, holds: Finding | Holds, source: str) -> Rule:
-    """A rule; a finding's name stands for the rule that it holds."""
-    return Rule(id=id, point=point, says=says, holds=holds if callable(holds) else _has(holds), source=source)
-
-
 RULES: tuple[Rule, ...] = (
-    _rule("cardiac_arrest", "A", "arrest", "arrest", "v5 A"),
-    _rule("unresponsive", "A", "unresponsive", "unresponsive", "v5 A"),
-    _rule("active_seizure", "A", "seizing", "seizing", "v5 A"),
-    _rule("overdose_depression", "A", "overdose, not breathing well", overdose_depression, "v4/v5 A"),
-    _rule("respiratory_failure", "A", "respiratory failure", respiratory_failure, "v5 A"),
-    _rule("shock", "A", "shock", shock, "v5 A; bradycardia by itself ours"),
-    _rule("anaphylaxis", "A", "anaphylaxis", "anaphylaxis", "v5 A"),
-    _rule("major_bleeding", "A", "major bleeding", "major_bleeding", "v5 A"),
-    _rule("done_intervention", "A", "intervention done", done_intervention, "series"),
-    _rule("acs", "B", "possible ACS", "acs", "v5 B"),
-    _rule("stroke_signs", "B", "stroke signs", "stroke_signs", "v5 B"),
-    _rule("thunderclap", "B", "thunderclap headache", "thunderclap", "v5 B"),
-    _rule("new_confusion", "B", "new confusion", "new_confusion", "v5 B"),
-    _rule("breathing_distress", "B", "breathing distress", "distress", "v5 B"),
-    _rule("suspected_sepsis", "B", "sepsis risk", "sepsis_signs", "v5 B"),
-    _rule("immunosuppressed_fever", "B", "fever on chemotherapy", immunosuppressed_fever, "v5 B"),
-    _rule("infant_fever", "B", "infant fever", infant_fever, "v4 D, v5 B"),
-    _rule("ectopic", "B", "possible ectopic", "ectopic", "v5 B"),
-    _rule("pregnancy_emergency", "B", "late pregnancy, unwell", "pregnancy_emergency", "v5 B"),
-    _rule("torsion", "B", "possible torsion", "torsion", "v5 B"),
-    _rule("suicidal", "B", "suicidal", "suicidal", "v5 B"),
-    _rule("dangerous_behaviour", "B", "danger to others", "dangerous_behaviour", "v5 B"),
-    _rule("assaulted", "B", "sexual or domestic assault", "assaulted", "v5 B"),
-    _rule("overdose", "B", "overdose", "overdose", "v5 B"),
-    _rule("high_fall", "B", "high fall", "high_fall", "v5 B"),
-    _rule("limb_threat", "B", "limb threat", "limb_threat", "v5 B"),
-    _rule("vision_loss", "B", "vision loss", "vision_loss", "v5 B"),
-    _rule("chemical_eye", "B", "chemical in the eye", "chemical_eye", "v5 B"),
-    _rule("major_burn", "B", "major burn", "major_burn", "v5 B; extent and sites after burn-centre referral criteria"),
-    _rule("sickle_crisis", "B", "sickle crisis", sickle_crisis, "v4/v5 B"),
-    _rule("hypotension", "B", "hypotension", lambda p, edition: hypotensive(p), "ours"),
-    _rule("extreme_temperature", "B", "extreme temperature", extreme_temperature, "ours"),
-    _rule("open_injury", "B", "open injury", open_injury, "series"),
-    _rule("severe_pain", "B", "severe pain", severe_pain, "v4/v5 B"),
+    Rule("cardiac_arrest", "A", "arrest", _has("arrest"), "v5 A"),
+    Rule("unresponsive", "A", "unresponsive", _has("unresponsive"), "v5 A"),
+    Rule("active_seizure", "A", "seizing", _has("seizing"), "v5 A"),
+    Rule("overdose_depression", "A", "overdose, not breathing well", overdose_depression, "v4/v5 A"),
+    Rule("respiratory_failure", "A", "respiratory failure", respiratory_failure, "v5 A"),
+    Rule("shock", "A", "shock", shock, "v5 A; bradycardia by itself ours"),
+    Rule("anaphylaxis", "A", "anaphylaxis", _has("anaphylaxis"), "v5 A"),
+    Rule("major_bleeding", "A", "major bleeding", _has("major_bleeding"), "v5 A"),
+    Rule("done_intervention", "A", "intervention done", done_intervention, "series"),
+    Rule("acs", "B", "possible ACS", _has("acs"), "v5 B"),
+    Rule("stroke_signs", "B", "stroke signs", _has("stroke_signs"), "v5 B"),
+    Rule("thunderclap", "B", "thunderclap headache", _has("thunderclap"), "v5 B"),
+    Rule("new_confusion", "B", "new confusion", _has("new_confusion"), "v5 B"),
+    Rule("breathing_distress", "B", "breathing distress", _has("distress"), "v5 B"),
+    Rule("suspected_sepsis", "B", "sepsis risk", _has("sepsis_signs"), "v5 B"),
+    Rule("immunosuppressed_fever", "B", "fever on chemotherapy", immunosuppressed_fever, "v5 B"),
+    Rule("infant_fever", "B", "infant fever", infant_fever, "v4 D, v5 B"),
+    Rule("ectopic", "B", "possible ectopic", _has("ectopic"), "v5 B"),
+    Rule("pregnancy_emergency", "B", "late pregnancy, unwell", _has("pregnancy_emergency"), "v5 B"),
+    Rule("torsion", "B", "possible torsion", _has("torsion"), "v5 B"),
+    Rule("suicidal", "B", "suicidal", _has("suicidal"), "v5 B"),
+    Rule("dangerous_behaviour", "B", "danger to others", _has("dangerous_behaviour"), "v5 B"),
+    Rule("assaulted", "B", "sexual or domestic assault", _has("assaulted"), "v5 B"),
+    Rule("overdose", "B", "overdose", _has("overdose"), "v5 B"),
+    Rule("high_fall", "B", "high fall", _has("high_fall"), "v5 B"),
+    Rule("limb_threat", "B", "limb threat", _has("limb_threat"), "v5 B"),
+    Rule("vision_loss", "B", "vision loss", _has("vision_loss"), "v5 B"),
+    Rule("chemical_eye", "B", "chemical in the eye", _has("chemical_eye"), "v5 B"),
+    Rule(
+        "major_burn",
+        "B",
+        "major burn",
+        _has("major_burn"),
+        "v5 B; extent and sites after burn-centre referral criteria",
+    ),
+    Rule("sickle_crisis", "B", "sickle crisis", sickle_crisis, "v4/v5 B"),
+    Rule("hypotension", "B", "hypotension", lambda p, edition: hypotensive(p), "ours"),
+    Rule("extreme_temperature", "B", "extreme temperature", extreme_temperature, "ours"),
+    Rule("open_injury", "B", "open injury", open_injury, "series"),
+    Rule("severe_pain", "B", "severe pain", severe_pain, "v4/v5 B"),
 )
 """Points A and B in the order of asking. Series rules come after the handbook's in their point, and severe pain after
 all others, so that the more specific rule names the decision."""

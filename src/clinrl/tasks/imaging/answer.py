@@ -10,7 +10,8 @@ from typing import Final, Literal, get_args
 
 from clinrl.types import Message, Unreadable
 
-LABELS: Final = ("Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate")
+Label = Literal["Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate"]
+LABELS: Final[tuple[Label, ...]] = get_args(Label)
 """In ordinal order: how far the procedure is in place."""
 
 UNKNOWN: Final = "Unknown"

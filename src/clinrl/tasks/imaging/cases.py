@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from clinrl.tasks import importing
 from clinrl.tasks.base import content_id, pool_by_hash
 from clinrl.tasks.imaging import evidence
-from clinrl.tasks.imaging.answer import LABELS
+from clinrl.tasks.imaging.answer import LABELS, Label
 from clinrl.tasks.imaging.evidence import Abstract, Study
 from clinrl.tasks.imaging.guideline import (
     ADVANCED,
@@ -66,7 +66,7 @@ class ImagingKey(Strict):
 
     scenario: Scenario
     studies: tuple[Study, ...]
-    label: str
+    label: Label
     rating: int = Field(ge=1, le=9)
     rule: str
     """The first rule whose omission changes the label, or "yield"."""

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from clinrl.tasks.imaging.answer import Label
 from clinrl.tasks.importing import Unclear, finds
 from clinrl.types import Message, Strict
 
@@ -38,7 +39,7 @@ class ImportedKey(Strict):
     """What only the scorer may see of an imported case."""
 
     source: Literal["appropriateness"]
-    label: Literal["Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate"]
+    label: Label
     """As the panel gave it."""
     rule: Literal["imported"] = RULE
     reasoning: tuple[Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE_CHARACTERS)], ...] = Field(

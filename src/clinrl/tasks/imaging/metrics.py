@@ -55,7 +55,7 @@ def _f1s(counts: Counts) -> list[tuple[float, int]]:
 
 def _totals(counts: Counts, side: int) -> dict[str, int]:
     """Cases of each gold label (side 0) or of each label that was answered (1). A bootstrap asks for many."""
-    totals = dict.fromkeys(LABELS, 0)
+    totals: dict[str, int] = dict.fromkeys(LABELS, 0)
     for pair, count in counts.items():
         if type(pair[side]) is str:
             totals[pair[side]] += count

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from clinrl.errors import DataError
 from clinrl.tasks.imaging import judging, sentences, similarity
-from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, full_text, parse, published_format, published_label
+from clinrl.tasks.imaging.answer import UNKNOWN, full_text, parse, published_format, published_label
 from clinrl.tasks.parts import NO_RESPONSES, Finite, Request, Responses, Weight
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, last_turn
 
@@ -134,11 +134,8 @@ def requests(case: Case, transcript: Transcript, reward: Reward) -> tuple[Reques
 def score(case: Case, transcript: Transcript, reward: Reward, responses: Responses = NO_RESPONSES) -> Score:
     """The reward of a transcript's last turn, taken apart into all of `TERMS`; it lies in [reward.low, reward.high].
 
-    `responses` holds the response to each of `requests`, and may hold others. Raises DataError if it lacks one, or if
-    the gold label is none; never on model text.
+    `responses` holds the response to each of `requests`, and may hold others. Raises DataError if it lacks one.
     """
-    if case.key.label not in LABELS:
-        raise DataError(f"gold label is {case.key.label!r}; labels are {', '.join(LABELS)}: rebuild the data set")
     turn = last_turn(transcript)
     label = _read_label(turn, reward)
     terms = dict.fromkeys(TERMS, 0.0)

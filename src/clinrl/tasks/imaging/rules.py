@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from clinrl.tasks.imaging.answer import LABELS
+from clinrl.tasks.imaging.answer import LABELS, Label
 from clinrl.tasks.imaging.guideline import (
     ADVANCED,
     BY_ID,
@@ -64,7 +64,7 @@ class Decision(Strict):
     """The rating, its label, and every rule that moved it, in the order of asking."""
 
     rating: int = Field(ge=1, le=9)
-    label: str
+    label: Label
     shown: Yield
     """What the procedure shows, as the reader believes it."""
     applied: tuple[str, ...]
@@ -110,7 +110,7 @@ LOCAL_YIELD: Final = "local_yield"
 RULE_IDS: Final[tuple[str, ...]] = (LOCAL_YIELD, *(rule.id for rule in RULES))
 
 
-def label_of(rating: int) -> str:
+def label_of(rating: int) -> Label:
     """The label of a rating: 1 to 3, 4 to 6, 7 to 9."""
     return LABELS[(rating - 1) // 3]
 
