@@ -1,4 +1,4 @@
-"""What a worker does: one version in a clone of its own, handed over as a branch and through the DVC remote."""
+"""The work of a worker: one version, built in a clone, and handed over as a branch and through the DVC remote."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from flows.reproduce import outputs
 
 @flow(flow_run_name="make-{name}")
 def make(name: str, commit: str) -> State[None]:
-    """Build a version at a commit, of data and parents that the remote has, and hand it over. Nothing is registered.
+    """Build a version at a commit, from data and parents in the remote, and hand it over. Nothing is registered.
 
-    What it shares with versions that others have begun, such as the base's exam, is taken from their branches.
-    Each long stage is handed over when it is done, so that another worker goes on after the last of them. A server that
-    is away, of Prefect, git or the remote, counts as a lost worker: the version is tried again.
+    Stages that it shares with versions that others have begun, such as the base's exam, are taken from their branches.
+    Each long stage is handed over when it is done, so that another worker can continue after it. If a server of
+    Prefect, of git or of the remote is away, this counts as a lost worker: the version is tried again.
     """
     try:
         runs.begin()
