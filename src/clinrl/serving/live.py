@@ -203,7 +203,7 @@ class Live:
             self._places[place] = os.open(place, os.O_RDONLY)
             fcntl.flock(self._places[place], fcntl.LOCK_EX)  # which the kernel drops with this process
             try:
-                folder = versions.bring(self.params, entry, place)
+                folder = versions.checked_copy(self.params, entry, place)
                 self._intact[entry.digest] = None
                 served = read(folder)
                 # The tag in the registry may be removed by whoever writes there; this was signed.
