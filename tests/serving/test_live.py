@@ -177,7 +177,7 @@ def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project
     said = capfd.readouterr().err
     assert "v1 is the champion of esi by name only: data/reports/decisions.jsonl knows of no approval" in said
     assert "v2 was refused by its gate, or trained on a waiver, and is no candidate" in said
-    assert re.match(r"nothing is served yet: .*; `clinrl versions esi` lists what there is$", live.lack())
+    assert re.match(r"nothing is served yet: .*; `clinrl versions esi` lists what there is$", live.why_nothing_served())
 
 
 @pytest.mark.long
@@ -331,7 +331,7 @@ def test_a_project_without_a_model_serves_nothing_and_says_so(tmp_path: Path, mo
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     live = Live(exhibits.params(), "esi", Local("embedded", 1), 60.0)
     live.renew()
-    assert "nothing is served yet: esi has neither a champion nor a candidate; " in live.lack()
+    assert "nothing is served yet: esi has neither a champion nor a candidate; " in live.why_nothing_served()
 
 
 @pytest.mark.long
