@@ -39,7 +39,7 @@ def _make(name: str, commit: str) -> int:
     params, to = load_params(), branches.branch(commit, name)
     stages = outputs(params)
     for reason in branches.go_on_with(name, commit, stages):
-        get_run_logger().warning("what another has begun of it is made anew: %s", reason)
+        get_run_logger().warning("stages that another worker has begun are made anew: %s", reason)
     clone.pull([address for before in params.lineage(name) for address in stages[before]])
 
     def hand_over(address: str) -> None:

@@ -76,7 +76,7 @@ def scheduled(task: str) -> State[None]:
     turn = runs.in_turn(task, f"the schedule of {task}")
     with turn, clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
         if turns.is_overtaken():
-            return Completed(name=turns.OVERTAKEN, message="a run that began after this was due has done its work")
+            return Completed(name=turns.OVERTAKEN, message="a run that began after this one was due did its work")
         branches.go_on(to, WRITTEN)
         clone.begin_here()
         clone.share_cache(checkout)

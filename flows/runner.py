@@ -20,7 +20,7 @@ from clinrl.errors import exit_code_of
 from flows import runs
 from flows.serve import deployments
 
-AWAY = "the Prefect server does not answer; what runs goes on, and what is due begins when it answers"
+AWAY = "the Prefect server does not answer; running flows go on, and due flows start when it answers"
 PAUSE_S = 30.0
 """Seconds until the next try to register the deployments, if the server was away."""
 

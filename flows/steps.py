@@ -112,7 +112,7 @@ def failure(address: str, code: int, words: list[str]) -> StageFailed:
     own = next((line for line in reversed(words) if line.startswith("clinrl: ")), None)
     dvcs = next((line for line in reversed(words) if line.startswith("ERROR: ")), None)
     found = next(filter(None, (_EXITED.search(line) for line in reversed(words))), None)
-    reason = (own or dvcs or (words[-1] if words else f"exit code {code}, without a word")).split(": ", 1)[-1]
+    reason = (own or dvcs or (words[-1] if words else f"exit code {code}, without any output")).split(": ", 1)[-1]
     return StageFailed(f"{address} failed: {reason}", int(found[1]) if found and int(found[1]) > 0 else 1)
 
 

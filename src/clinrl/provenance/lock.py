@@ -109,9 +109,7 @@ def facts(lock: Lock, target: str) -> list[Fact]:
                 sentence = f"dvc.lock records no run that made {path}, on which {stage} ran; run `dvc repro {stage}`"
                 found.append(Fact(path=path, stage=stage, md5=used or "", state="unrecorded", sentence=sentence))
             if made.get(path, used) != used:
-                sentence = (
-                    f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
-                )
+                sentence = f"dvc.lock records another {path} than the one that {stage} ran on; run `dvc repro {stage}`"
                 found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", sentence=sentence))
         found += [_fact(stage, path, recorded) for path, recorded in outputs(lock, [stage]).items()]
     return found

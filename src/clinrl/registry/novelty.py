@@ -108,7 +108,7 @@ def read(path: Path) -> Examined | None:
         kept = json.loads(path.read_bytes())
         return None if kept is None else Examined(**{**kept, "pairs": frozenset(kept["pairs"])})
     except (OSError, ValueError, TypeError, KeyError):
-        raise ArtefactError(f"{path} does not say what the exam was about; register the version again") from None
+        raise ArtefactError(f"{path} is no record of an exam's texts; register the version again") from None
 
 
 def _new(found: frozenset[str], known: frozenset[str]) -> float:

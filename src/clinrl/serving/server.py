@@ -99,7 +99,7 @@ class Service:
         if counted and self.is_draining:
             await refused(503, "this server is being stopped; ask another, or later")(scope, receive, noting)
         elif counted and self.in_flight >= self._bounds.at_once + self._bounds.queue:
-            says = "as many requests wait as this server takes; ask again"
+            says = "the queue of this server is full; ask again"
             await refused(429, says, code="rate_limit_exceeded")(scope, receive, noting)
         else:
             self.in_flight += counted
@@ -240,7 +240,7 @@ def _completion(piece: object) -> Completion:
     kind = type(piece).__name__
     echo(f"an answer failed: {piece if isinstance(piece, Refused) else kind}")
     if isinstance(piece, EngineError):
-        raise Refusal(503, "the server that writes answers did not; ask again")
+        raise Refusal(503, "the server that writes answers failed; ask again")
     raise Refusal(500, "the answer could not be written")
 
 
