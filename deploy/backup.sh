@@ -21,7 +21,7 @@ verb=$1 folder=$2 store=${MLFLOW_BACKEND_STORE_URI:-sqlite:///mlruns/mlflow.db}
 artifacts=${MLFLOW_ARTIFACTS_DESTINATION:-mlruns/artifacts}
 [[ ! $store =~ ://[^/@]*:[^/@]*@ ]] || fail 'MLFLOW_BACKEND_STORE_URI holds a password, which `ps` would show; use PGPASSWORD'
 audit_log=data/reports/decisions.jsonl keys=.clinrl/keys watched=.clinrl/watched
-kept=("$audit_log" .clinrl/champions .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
+kept=(.clinrl/champions .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
 case "${3-}" in
     "") ;;
     --with-private-key) kept+=("$keys/signing.pem") ;;
@@ -96,13 +96,17 @@ make_backup() {
         [[ $place == s3://* || -d $place ]] || fail "$place is neither a folder that is here nor s3://; nothing was backed up"
     done
     mkdir -p "$folder/checkout"
-    case $store in  # before the artefacts, which are only ever added to: what the copy names is there
-        sqlite:///*)
-            [[ -f ${store#sqlite:///} ]] || fail "${store#sqlite:///} does not exist; start in the project's root"
-            copy_database "${store#sqlite:///}" "$folder/mlflow.db" ;;
-        postgresql*) pg_dump --format=custom --no-owner --file="$folder/mlflow.dump" "postgresql:${store#*:}" ;;
-        *) fail "MLFLOW_BACKEND_STORE_URI names neither sqlite:/// nor postgresql://" ;;
-    esac
+    while :; do  # a release or a rollback beside this is in both the log and the database, or in neither
+        [[ ! -e $audit_log ]] || cp -aL --parents "$audit_log" "$folder/checkout"
+        case $store in  # before the artefacts, which are only ever added to: what the copy names is there
+            sqlite:///*)
+                [[ -f ${store#sqlite:///} ]] || fail "${store#sqlite:///} does not exist; start in the project's root"
+                copy_database "${store#sqlite:///}" "$folder/mlflow.db" ;;
+            postgresql*) pg_dump --format=custom --no-owner --file="$folder/mlflow.dump" "postgresql:${store#*:}" ;;
+            *) fail "MLFLOW_BACKEND_STORE_URI names neither sqlite:/// nor postgresql://" ;;
+        esac
+        [[ -e $audit_log ]] && ! cmp -s "$audit_log" "$folder/checkout/$audit_log" || break
+    done
     copy "$artifacts" "$folder/artifacts"
     copy "$files" "$folder/dvc"
     [[ $files == "$cache" ]] || copy_unpushed "$folder/unpushed"

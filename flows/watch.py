@@ -123,13 +123,11 @@ def rollback(task: str) -> State[None]:
         raise GateError(f"{task} was never served from this machine; rollbacks run where `clinrl serve {task}` does")
     lines = audit_log.lines(params)
     once = [line.body["from"]["digest"] for line in lines if line.kind == "rollback" and line.body.get("beforehand")]
-    # The audit log counts too: a flow that was killed has not noted its rollback.
-    is_done = champion is not None and (champion.digest in once or was_acted_on(champion, SAFETY))
-    if champion is None or is_done or not is_harmful(params, champion):
+    if champion is None or champion.digest in once or not is_harmful(params, champion):
         return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
     if why := left_to_a_person(params, task, champion):
         raise GateError(why)
     approver = settings_of(params, task).approver
-    entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
+    entry = promotion.rollback(params, task, approver=approver, of=champion.digest, beforehand=True)
     note(params, champion, SAFETY)
     return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")

@@ -23,7 +23,7 @@ from clinrl import paths
 from clinrl.artifacts import sha256_file
 from clinrl.provenance import stages
 from clinrl.registry import versions
-from clinrl.release import audit_log, decisions, lineage, promotion
+from clinrl.release import audit_log, decisions, lineage, moves, promotion
 from clinrl.signing import keys
 from clinrl.tracking import mlflow_store
 from once import once
@@ -119,6 +119,29 @@ def test_a_lost_project_is_whole_again_and_its_champion_loads(project: Path, tmp
     assert script("make", str(tmp_path / "backup")).stderr.endswith("exists; a backup is a new folder\n")
     again = script("restore", str(tmp_path / "backup"))
     assert (again.returncode, again.stderr) == (1, "clinrl: mlruns/mlflow.db exists; move it away first\n")
+
+
+BESIDE = """#!/bin/sh
+"{python}" "$@" || exit
+case "$*" in *" backup/mlflow.db") [ -e moved ] || "{python}" -m clinrl rollback esi --approver Ada > moved ;; esac
+"""
+"""A Python beside which somebody rolls back, once, when the registry's database was just copied."""
+
+
+@pytest.mark.slow
+def test_a_rollback_beside_a_backup_is_in_it_wholly_or_not_at_all(project: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "bin/python"
+    beside.parent.mkdir()
+    beside.write_text(BESIDE.format(python=sys.executable))
+    beside.chmod(0o755)
+    done = script("make", "backup", PATH=f"{beside.parent}{os.pathsep}{os.environ['PATH']}")
+    assert (done.returncode, done.stderr) == (0, "")
+    lose()
+    assert script("restore", "backup").returncode == 0
+    champion = versions.holder("esi", "champion")
+    assert champion is not None
+    assert champion.name == "v2"
+    assert moves.recorded_champion("esi", audit_log.lines(champions.params())) == champion.digest
 
 
 @pytest.mark.slow

@@ -87,8 +87,13 @@ def test_versions_come_in_their_order_each_as_soon_as_those_before_it(
         assert told() == [("v1", None, 2), ("v2", "too little memory", 3), ("v3", None, 3)]
 
 
-def given_until_built(monkeypatch: pytest.MonkeyPatch, state_at: Callable[[float], "State"]) -> list[float]:
-    """The seconds at which a version was given to a worker until it was built; its run has the state of that second."""
+def given_until_built(
+    monkeypatch: pytest.MonkeyPatch, state_at: Callable[[float], "State"], reason: str | None = None
+) -> list[float]:
+    """The seconds at which a version was given to a worker until it was built; its run has the state of that second.
+
+    `reason`: why it is not built in the end.
+    """
     from prefect import flow, get_client
 
     from flows import build
@@ -104,6 +109,7 @@ def given_until_built(monkeypatch: pytest.MonkeyPatch, state_at: Callable[[float
 
         def give(_name: str, _commit: str) -> UUID:
             given.append(clock[0])
+            assert len(given) <= build.TRIES
             return client.create_flow_run(version, state=state_at(clock[0])).id
 
         @flow
@@ -112,7 +118,7 @@ def given_until_built(monkeypatch: pytest.MonkeyPatch, state_at: Callable[[float
 
         monkeypatch.setattr(build, "_give", give)
         monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
-        assert outcomes() == [("v1", None)]
+        assert outcomes() == [("v1", reason)]
     return given
 
 
@@ -122,6 +128,18 @@ def test_a_server_that_is_away_for_a_while_uses_up_no_tries(prefect: None, monke
     away = Crashed(message="a server is away")
     given = given_until_built(monkeypatch, lambda now: away if now < 1200.0 else Completed())
     assert given[1] < 30.0, "a worker that was lost is another matter"
+
+
+def test_a_version_whose_workers_are_lost_again_and_again_is_given_up(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.states import Crashed
+
+    from flows import build
+
+    monkeypatch.setattr(build, "POLL_S", 200.0)
+    given = given_until_built(monkeypatch, lambda _: Crashed(message="lost"), "lost")
+    assert len(given) == build.TRIES
 
 
 def test_a_version_that_its_worker_does_not_start_is_given_to_another(

@@ -329,6 +329,19 @@ def test_what_could_not_be_pushed_is_handed_over_by_the_next_run(checkout: Path,
     assert git("rev-list", "--count", "FETCH_HEAD") == before
 
 
+def test_what_a_killed_run_left_is_kept_where_the_branch_does_not_merge(checkout: Path) -> None:
+    commit, report = clone.head(), Path("data/reports/v0.json")
+    with clone.at(commit, "other"):
+        write_text(report, "theirs")
+        branches.hand_over("built/retrain-esi", "theirs")
+    with clone.at(commit, "retrain"):
+        write_text(report, "ours")
+    for _ in range(2):
+        with pytest.raises(Refused, match="does not merge with"):
+            run_of(commit, "second")
+    assert git("-C", ".clinrl/clones/retrain-1", "show", f"HEAD:{report}") == "ours"
+
+
 def test_a_branch_that_was_merged_and_then_refused_is_not_handed_over(checkout: Path) -> None:
     commit = clone.head()
     made(commit, "v1", lambda: trained("v1"))
@@ -336,6 +349,15 @@ def test_a_branch_that_was_merged_and_then_refused_is_not_handed_over(checkout: 
         branches.go_on(branches.branch(commit, "v1"), ["data/reports", "dvc.lock"])
         clone.begin_here()
     with clone.at(commit, "retrain", lambda: pytest.fail("nothing is left")):
+        pass
+    write_text(Path("src/code.py"), "newer")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "by a person")
+    git("push", "-q", "origin", "main")
+    for _ in range(2):
+        with clone.at(clone.head(), "retrain", lambda: pytest.fail("nothing is left")):
+            pass
+    git("-C", ".clinrl/clones/retrain-1", "update-ref", "-d", clone.BEGUN)  # as where the first run was killed early
+    with clone.at(clone.head(), "retrain", lambda: pytest.fail("nothing is left")):
         pass
 
 
@@ -357,6 +379,7 @@ def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path) -> None
     [
         lambda: write_text(Path("data/reports/dvc.yaml"), "stages: {}"),
         lambda: write_text(Path("data/reports/x.dvc"), "outs: []"),
+        lambda: write_text(Path("data/reports/.dvcignore"), "*"),
         lambda: write_text(Path("data/reports/.gitattributes"), "* filter=evil"),
     ],
 )

@@ -206,6 +206,16 @@ def test_what_a_person_rolled_back_does_not_come_back_by_itself(
     assert champion() == "v2"
 
 
+def test_what_a_person_rolled_back_and_promoted_anew_is_rolled_back_by_itself(released: None, prefect: None) -> None:
+    from flows.watch import rollback
+
+    promotion.rollback(champions.params(), "esi", approver="Grace Hopper")
+    with dolls.few_draws():
+        examined.promote(champions.params(), "v1", champions.ADA, decisions.decide(champions.params(), "v1"))
+    harm("v1")
+    assert run(rollback).startswith("v2 is the champion of esi again")
+
+
 def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: None, monkeypatch: Any) -> None:
     from flows.watch import rollback, watch
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import clinrl_loader
 import laid
 from clinrl.artifacts import md5
 from clinrl.cli import main as cli
-from clinrl.errors import Refused, SignatureError
+from clinrl.errors import ArtefactError, Refused, SignatureError
 from clinrl.provenance import dvc_yaml, lock, stages, statements
 from clinrl.signing import dsse, keys
 from intoto import validated
@@ -123,6 +124,10 @@ def test_a_statement_that_says_so_already_stays(project: Path, monkeypatch: pyte
     statements.record("train", "v2", "embedded")
     assert STATEMENT.read_text() != written
     assert len(statements.of_stages(["train@v2"])) == 1
+    for broken in ("{", "[" * 100_000):
+        STATEMENT.write_text(broken)
+        statements.record("train", "v2", "embedded")
+        assert len(statements.of_stages(["train@v2"])) == 1
 
 
 def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +137,13 @@ def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: 
     shutil.rmtree(project / "data/reports/probe")
     statements.record("train", "v2", "embedded")
     assert "data/reports/probe/v2.json, which dvc.yaml names, is not there" in capsys.readouterr().err
+    statements.FOLDER.parent.mkdir(exist_ok=True)
+    statements.FOLDER.write_text("")  # a statement cannot be written
+    (project / "data/reports/probe").mkdir()
+    (project / "data/reports/probe/v2.json").write_text("")
+    statements.record("train", "v2", "embedded")
+    assert "File exists" in capsys.readouterr().err
+    statements.FOLDER.unlink()
     unknown = "stages: {train: {foreach: '${versions}', do: {cmd: c, deps: ['${nowhere.to.be.seen}']}}}"
     for broken in ("stages: [", "stages: {train: {foreach: 1, do: {}}}", "stages: {train: {}}", "- 1", unknown):
         Path("dvc.yaml").write_text(broken)
@@ -145,6 +157,17 @@ def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: 
     statements.record("train", "v2", "embedded")
     assert capsys.readouterr().err == ""
     assert not STATEMENT.exists()
+
+
+def test_a_parameter_that_is_not_there_is_not_signed_and_one_that_json_has_not_is_text(project: Path) -> None:
+    stage = statements.find("train", "v2")
+    assert stage is not None
+    stage.params["params.yaml"]["made"] = date(2026, 1, 2)
+    build = statements.statement(stage)["predicate"]["buildDefinition"]
+    assert build["externalParameters"]["params"]["made"] == "2026-01-02"
+    stage.params["params.yaml"]["lost"] = dvc_yaml.ABSENT
+    with pytest.raises(ArtefactError, match=r"names lost, which params\.yaml does not have"):
+        statements.statement(stage)
 
 
 def test_only_what_holds_is_handed_on(project: Path) -> None:
@@ -166,6 +189,10 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
         STATEMENT.write_text(text)
         with pytest.raises(SignatureError, match=f"{why}.*; remove it, and the next run of train@v2"):
             statements.of_stages(["train@v2"])
+    payload = json.loads(base64.b64decode(envelope["payload"])) | {"predicateType": "https://example.org/other"}
+    STATEMENT.write_text(json.dumps(dsse.envelope(payload, keys.signer("embedded"))))
+    with pytest.raises(SignatureError, match="is not about train@v2"):
+        statements.of_stages(["train@v2"])
     signed = dsse.envelope({"_type": clinrl_loader.STATEMENT, "subject": 1, "predicate": []}, keys.signer("embedded"))
     STATEMENT.write_text(json.dumps(signed))
     with pytest.raises(SignatureError, match="it is no provenance"):

@@ -49,6 +49,24 @@ def test_no_file_is_an_empty_chain(path):
     assert read(path) == []
 
 
+def test_what_was_checked_is_not_checked_again_while_it_stays_the_same(path, monkeypatch):
+    lines, checked, decode = three(path), [], audit_log._decode
+    monkeypatch.setattr(audit_log, "_decode", lambda signature: checked.append(signature) or decode(signature))
+
+    for _ in range(3):
+        read(path)
+        append(path, "decision", {})
+    assert len(read(path)) == 6
+    assert len(checked) == len({*checked}) == 4  # the third was not read by whoever wrote it
+
+    path.write_text("".join(lines).replace('"number":1', '"number":5'))
+    with pytest.raises(ArtefactError, match="line 2 was altered"):
+        read(path)
+    path.write_text("".join(lines))
+    with pytest.raises(ArtefactError, match="signed from line 1 on"):
+        audit_log.read(path, {"stranger": STRANGER.key})
+
+
 def test_lines_follow_each_other_and_say_when(path):
     first = append(path, "decision", {"b": 1, "a": [2]})
     second = append(path, "approval", {})

@@ -292,6 +292,24 @@ def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
     assert states["v1", "lock"] == states["v2", "lock"] == "unrecorded"
 
 
+def test_what_a_version_was_made_of_and_examined_on_must_be_here_and_recorded(params):
+    exam, held = params.model("v2").exam, lock.read()
+    examined_on = [paths.base("esi"), paths.cases(exam), paths.data_proof(exam)]
+    for path in (paths.adapter("v2"), *examined_on, paths.graded("v2"), paths.report("v2"), paths.probe_proof("v2")):
+        path.rename("away")
+        with pytest.raises(ArtefactError, match=rf"{path}(/\w+\.json)? is not here, though dvc\.lock records it"):
+            lock.demand(params, "v2")
+        Path("away").rename(path)
+    lock.demand(params, "v2")
+    write_json(Path("dvc.lock"), {"stages": {name: held[name] for name in held if name != "train@v1"}})  # JSON is YAML
+    with pytest.raises(ArtefactError, match=r"records no run that made data/adapters/v1, on which evaluate@v1 ran"):
+        lock.demand(params, "v2")
+    outs = [out for out in held["evaluate@v2"]["outs"] if out["path"] != str(paths.graded("v2"))]
+    write_json(Path("dvc.lock"), {"stages": {**held, "evaluate@v2": {**held["evaluate@v2"], "outs": outs}}})
+    with pytest.raises(ArtefactError, match=r"dvc\.lock records nothing of data/graded/v2"):
+        lock.demand(params, "v2")
+
+
 def test_in_a_clone_a_version_is_absent_and_not_broken(params):
     shutil.rmtree(paths.adapter("v2"))
     links = {(link.version, link.link): link for link in lineage.walk(params, "v2")}

@@ -87,8 +87,11 @@ def test_full_scale_makes_no_key_by_itself(checkout: Path) -> None:
 def test_many_at_once_make_one_key(checkout: Path) -> None:
     found = []
     threads = [threading.Thread(target=lambda: found.append(keys.signer("embedded").key)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
+    with keys._lock_folder():  # as another process does that makes one
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.5)
+        assert not found
     for thread in threads:
         thread.join()
     assert len(found) == 8
@@ -108,7 +111,8 @@ def test_a_key_from_the_environment_and_from_a_file(checkout: Path, monkeypatch:
     with pytest.raises(SignatureError, match=r"ci\.pem holds no P-256 private key, or CLINRL_SIGNING_PASSWORD"):
         keys.signer("full")
     monkeypatch.setenv("CLINRL_SIGNING_PASSWORD", "open sesame")
-    assert keys.signer("full").key != of_environment.key
+    assert keys.signer("embedded").key != of_environment.key
+    assert keys.keyring() == {keys.OURS: of_environment.key}, "what the first key signed counts on"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
@@ -156,7 +160,7 @@ def test_whose_signatures_count(checkout: Path) -> None:
     assert keys.keyring() == {"Ada Lovelace": theirs, keys.OURS: ours}
     with pytest.raises(SignatureError, match="is another key"):
         keys.trust("Ada Lovelace", ours)
-    for name in ("", "x", "../up", ".hidden", keys.OURS, "a\nb", "n" * 81):
+    for name in ("", "x", "../up", "a/../../signing", ".hidden", keys.OURS, "a\nb", "n" * 81):
         with pytest.raises(SignatureError, match="cannot name a key"):
             keys.trust(name, theirs)
     (keys.TRUSTED / "broken.pub").write_bytes(b"\xff" * 100_000)
@@ -169,9 +173,11 @@ def test_whose_signatures_count(checkout: Path) -> None:
         keys.keyring()
     str(refused.value).encode()
     odd.unlink()
-    keys.TRUSTED.chmod(0o777)
-    with pytest.raises(SignatureError, match="others may write into"):
-        keys.keyring()
+    for folder, mode in [(keys.TRUSTED, 0o720), (keys.TRUSTED, 0o702), (keys.FOLDER, 0o720), (keys.FOLDER, 0o702)]:
+        folder.chmod(mode)
+        with pytest.raises(SignatureError, match=f"others may write into {folder},"):
+            keys.keyring()
+        folder.chmod(0o700)
 
 
 def test_who_is_listed_in_params_keeps_the_name(checkout: Path) -> None:
@@ -194,6 +200,7 @@ def test_lines_and_private_keys_of_openssh_are_read(checkout: Path, monkeypatch:
     line = keygen(Path("p256"), "-t", "ecdsa", "-b", "256", "-C", "ada@example.org")
     key = keys.parse_key(line)
     assert "ada" not in key.line
+    assert keys.parse_key(line.replace("ada", "Zoë")) == key
     assert keys.parse_key(key.line) == key
     monkeypatch.setenv("CLINRL_SIGNING_KEY_FILE", "p256")
     assert keys.signer("full").key == key

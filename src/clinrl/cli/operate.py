@@ -141,11 +141,16 @@ RELEASE = {
     ),
     "rollback": Command(
         help="bring the previous champion back",
-        description="Swaps the aliases champion and previous of MODEL; the same command undoes it. Adapters and "
-        "full models are rolled back one by one.",
-        examples='clinrl rollback esi --approver "Ada Lovelace"\nclinrl rollback esi-merged --approver "Ada Lovelace"',
+        description="Swaps the aliases champion and previous of MODEL. Given twice it changes nothing the second time; --from "
+        "undoes a rollback. Adapters and full models are rolled back one by one.",
+        examples='clinrl rollback esi --approver "Ada Lovelace"\nclinrl rollback esi-merged --approver "Ada Lovelace"\n'
+        'clinrl rollback esi --from esi-v49 --approver "Ada Lovelace"',
         runs="cli.registry_commands:rollback",
-        arguments=(MODEL, APPROVER),
+        arguments=(
+            MODEL,
+            APPROVER,
+            arg("--from", dest="champion", metavar="NAME", help="the champion that is to go, if no other is by now"),
+        ),
         also="revert undo previous demote",
     ),
     "serve": Command(

@@ -87,12 +87,15 @@ def promote(params: Params, name: str, *, approver: str, token: str | None = Non
     _show(entry)
 
 
-def rollback(params: Params, name: str, *, approver: str) -> None:
+def rollback(params: Params, name: str, *, approver: str, champion: str | None = None) -> None:
     """Bring the previous champion of a registered model back and print its row.
+
+    `champion` names the one that is to go; without it a rollback is not undone.
 
     A line on stderr if the full model of the version that lost its place is still a champion.
     """
-    _show(promotion.rollback(params, name, approver=approver))
+    of = registry.find(name, champion).digest if champion else ""
+    _show(promotion.rollback(params, name, approver=approver, of=of))
     gone = registry.holder(name, promotion.PREVIOUS)
     full = registry.holder(name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:

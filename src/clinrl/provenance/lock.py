@@ -81,18 +81,17 @@ def exam_stage(params: Params, name: str) -> str:
 def ancestors(lock: Lock, target: str) -> list[str]:
     """`target` and every stage that it follows from, ancestors first. Stages that the lock lacks are left out."""
     makers = _makers(lock)
-    found: dict[str, None] = {}
-    open_ = [(target, False)]
+    found, begun, open_ = list[str](), set[str](), [(target, False)]
     while open_:
         name, is_done = open_.pop()
         if is_done:
-            found[name] = None
-        elif name in lock and name not in found:
+            found.append(name)
+        elif name in lock and name not in begun:  # somebody may have written stages that follow from each other
+            begun.add(name)
             open_.append((name, True))
             inputs = (out for dep in lock[name].get("deps", ()) for out in _made_at(dep["path"], makers))
-            deps = (makers[out] for out in inputs)
-            open_ += [(maker, False) for maker in deps if maker not in found and maker != name]
-    return list(found)
+            open_ += [(makers[out], False) for out in inputs]
+    return found
 
 
 def facts(lock: Lock, target: str) -> list[Fact]:
@@ -128,7 +127,7 @@ def demand(params: Params, name: str) -> None:
     found = facts(read(), stage)
     for path in used:
         about = [fact for fact in found if fact.path == str(path) or Path(fact.path).parent == path]
-        if not about and found[0].state != "unrecorded":
+        if not about:
             raise ArtefactError(f"dvc.lock records nothing of {path}; run `dvc repro {stage}`")
         for fact in about:
             if fact.state == "absent":

@@ -39,6 +39,8 @@ PAYLOAD_TYPE = "application/vnd.clinrl.audit+json"
 """What a signature says that it is about: one line, without digest and signature, as canonical JSON."""
 START = "0" * 64
 """What the first line names as the digest of the line before it."""
+_checked: "dict[frozenset[str], tuple[bytes, tuple[Entry, ...]]]" = {}
+"""What this process has checked, by the keys that count: a command reads the file up to ten times."""
 
 
 class Entry(Strict):
@@ -173,24 +175,26 @@ def _by_fingerprint(keys: Mapping[str, Key]) -> dict[str, Key]:
 
 def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool = False) -> list[Entry]:
     """The lines, checked; those at the end whose key is not `known` are let through if somebody `reviewed` them."""
-    entries: list[Entry] = []
-    previous = START
+    checked, found = _checked.get(frozenset(known), (b"", ()))
+    checked, entries = (checked, [*found]) if text.startswith(checked) else (b"", [])
+    previous = entries[-1].digest if entries else START
     advice = "restore the file from git"
     unsure: tuple[int, str] | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text[len(checked) :].splitlines(), start=len(entries) + 1):
         try:
             entry = Entry.model_validate_json(line)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise ArtefactError(f"{path} line {number} is not an entry of the audit log ({reason}); {advice}") from None
         is_written = line == canonical_json(entry.model_dump(mode="json")).encode()  # readers differ on a key twice
-        if not is_written or entry.digest != digest(entry.content):
+        content = entry.content
+        if not is_written or entry.digest != digest(content):
             raise ArtefactError(f"{path} line {number} was altered after it was written; {advice}")
         if entry.previous != previous:
             raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {advice}")
         if entry.key not in known:
             unsure = unsure or (number, entry.key)
-        elif not known[entry.key].verifies(_signed_bytes(entry.content), _decode(entry.signature)):
+        elif not known[entry.key].verifies(_signed_bytes(content), _decode(entry.signature)):
             raise ArtefactError(f"{path} line {number} has an invalid signature; {advice}")
         else:
             unsure = None  # whoever signs a line signs all before it
@@ -203,6 +207,8 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
             "that key with `clinrl keys trust` if you know whose it is, or, if it was revoked, read what it signed and "
             "run `clinrl keys vouch`"
         )
+    if unsure is None:
+        _checked[frozenset(known)] = text, (*entries,)
     return entries
 
 

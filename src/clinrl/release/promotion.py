@@ -149,15 +149,17 @@ def refuse(params: Params, decision: Decision, reason: str) -> None:
     audit_log.write(params, "refusal", body)
 
 
-def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entry:
-    """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
+def rollback(params: Params, model: str, *, approver: str, of: str = "", beforehand: bool = False) -> Entry:
+    """Make the previous champion the champion again, and the champion `previous`.
 
-    With `of`, the digest of the champion that it is about, nobody looked at this case: `approver` agreed beforehand,
-    and the audit log says so. The same call completes one that was killed half way. Where a promotion was killed while
-    both names were one version's, or somebody deleted `previous`, the audit log says which was champion before. Raises
-    GateError if there is no previous champion, if the registry lost it, if the champion is another than `of`, if the
-    audit log does not know that the previous one ever was champion, or if `approver` is no name; SignatureError if this
-    machine's key is not that person's; Busy as `promote` does.
+    `of` is the digest of the champion that is to go. Without it a rollback is not undone: two people, or one who gives
+    the command twice, would bring a bad champion back. `beforehand`: nobody looked at this case; `approver` agreed to
+    such rollbacks, and the audit log says so. The same call completes one that was killed half way. Where a promotion
+    was killed while both names were one version's, or somebody deleted `previous`, the audit log says which was
+    champion before. Raises GateError if there is no previous champion, if the registry lost it, if the champion is
+    another than `of`, if the last move was a rollback and `of` is not given, if the audit log does not know that the
+    previous one ever was champion, or if `approver` is no name; SignatureError if this machine's key is not that
+    person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
     with _moving(model):
@@ -192,9 +194,14 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
                 "before this one; move the name back in MLflow"
             )
         moved = last_move(model, lines)
+        if not of and moved and moved.kind == "rollback":
+            raise GateError(
+                f"{moved.body['approver']} rolled {before.name} back, and {now.name} is the champion of {model} again; "
+                f"`clinrl rollback {model} --from {now.name}` undoes that"
+            )
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
         body |= {"moved": moved.digest if moved else None}  # for this turn alone
-        body |= {"beforehand": True} if of else {}
+        body |= {"beforehand": True} if beforehand else {}
         body["approval"] = approvals.sign_approval(params, artifacts.digest(body), approver)
         versions.check_intact(params, before)
         versions.point(model, CHAMPION, before)

@@ -8,7 +8,6 @@ owner reads, in the environment, or in an agent. Messages never quote a private 
 import base64
 import fcntl
 import os
-import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,8 +60,8 @@ class Key(Strict):
 
 def parse_key(line: str) -> Key:
     """A public key from its OpenSSH line, whose comment is dropped. Raises SignatureError if it is no P-256 key."""
-    words = line.split() if len(line) <= MAX_LINE and line.isascii() else []
-    if words[:1] != [KIND] or len(words) < 2 or "\n" in line.strip():
+    words = line.split() if len(line) <= MAX_LINE else []
+    if words[:1] != [KIND] or "\n" in line.strip():
         raise SignatureError(
             f"this is no public key of the kind {KIND} on one line; `ssh-keygen -t ecdsa -b 256` makes one, and the "
             "line is in its file .pub"
@@ -207,8 +206,7 @@ def _of_file(path: Path) -> Signer:
     """The key of a file that nobody else may read. Raises SignatureError."""
     try:
         with path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+            if os.fstat(stream.fileno()).st_mode & 0o077:
                 raise SignatureError(f"others may read the private key {path}; run `chmod 600 {path}`")
             return _load_key(stream.read(MAX_FILE_BYTES), str(path))
     except OSError as error:
@@ -305,7 +303,7 @@ def _key(public: "EllipticCurvePublicKey") -> Key:
 def _read_public(path: Path) -> Key:
     try:
         with path.open("rb") as stream:
-            return parse_key(stream.read(MAX_FILE_BYTES).decode("ascii", errors="replace").strip())
+            return parse_key(stream.read(MAX_FILE_BYTES).decode(errors="replace").strip())
     except SignatureError as error:
         raise SignatureError(f"{path}: {error}") from None
     except OSError as error:
