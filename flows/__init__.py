@@ -1,4 +1,4 @@
-"""The flows: when things run, in which order, and who is asked. What a step does is in `clinrl`.
+"""The flows: when steps run, in which order, and which of them need a person's approval. `clinrl` has the steps.
 
-Deleting this folder loses no artefact: `dvc repro` builds every one of them, and `clinrl` has a command for the rest.
+No artefact depends on this folder: `dvc repro` builds every one of them, and `clinrl` has a command for the rest.
 """

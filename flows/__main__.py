@@ -1,7 +1,7 @@
-"""The command line of the flows: parse, settle the environment, start a private server if none is configured, run.
+"""The command line of the flows: parse, set up the environment, start a private server if none is configured, run.
 
 Exit codes are those of `clinrl`: 0 done, or nothing to do; 1 refused or not approved; 2 the command or params.yaml is
-wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another command is at work here; 130 interrupted.
+wrong; 3 training ended without an adapter; 4 an alert ended it; 75 another command is at work here; 130 interrupted.
 """
 
 import atexit
@@ -64,16 +64,16 @@ FLOWS = {
         help="build what is stale of a task, release the newest version, or draft the next",
         description="Builds what is stale of all versions of TASK, then releases the newest. If nothing is stale, and "
         "the schedule of TASK says `draft: true`, drafts the next version from the champion's errors, builds it, and "
-        "releases it or drops it if it brings nothing. Works in this checkout; what `serve` runs by a schedule hands "
-        f"over a branch. Needs no server. {ALONE}",
+        "releases it, or drops it if it gains nothing. Works in this checkout; a run that `serve` starts by a schedule "
+        f"hands over a branch instead. Needs no server. {ALONE}",
         examples='python -m flows retrain esi\npython -m flows retrain esi --approver "Ada Lovelace"',
         arguments=(TASK, APPROVER),
         also="train schedule",
     ),
     "watch": Command(
-        help="look at what is served of a task, and raise alarms as events",
-        description="Compares what the champion of TASK was asked and answered with its exam, and sends an event for "
-        f"a new alarm. Needs no server. {ALONE}",
+        help="check the served champion of a task, and raise alarms as events",
+        description="Compares the requests and the answers of TASK's champion with its exam, and sends an event for "
+        f"each new alarm. Needs no server. {ALONE}",
         examples="python -m flows watch esi",
         arguments=(TASK,),
     ),
@@ -116,16 +116,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     determinism.pin()
     task = check(arguments)
     servers.configure()
-    # Stages find their turn by a server's slots. Two that decide would spend one budget twice.
+    # With a server, stages wait for its slots. Two flows that decide would spend one budget twice.
     is_alone = not servers.is_configured() or name in ("release", "retrain")
     with at_work(task, f"flows {name} {arguments.get('name', task)}") if is_alone else nullcontext():
         return _run(name, arguments)
 
 
 def check(arguments: dict[str, Any]) -> str:
-    """Refuse what params.yaml does not have, an approver without a name, and a Python that stages cannot run with.
+    """Refuse names that params.yaml does not have, an invalid approver, and a Python that cannot run stages.
 
-    Nothing has been started then. Returns the task that the flow is about.
+    Nothing has been started at this point. Returns the task of the flow.
     """
     dvc_state.fence()
     interpreter.stages_python()
@@ -146,7 +146,7 @@ def check(arguments: dict[str, Any]) -> str:
 
         approver = check_approver(arguments["approver"])
         if params.approvers or params.scale != "embedded":
-            approvers(params, approver)  # now: a training may take days
+            approvers(params, approver)  # refused now, since a training may take days
     return task
 
 
@@ -154,9 +154,9 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
     with nullcontext() if servers.is_configured() else servers.starting():
         server = servers.begin_private()
         if server is not None:
-            atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out
+            atexit.register(child.end, server)  # before Prefect's own handler, hence run after it
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        module = import_module(f"flows.{name}")  # a second, while the server starts
+        module = import_module(f"flows.{name}")  # takes a second, while the server starts
         approver = arguments.pop("approver", None)
         flow = module.approved_by(approver) if name in ("release", "retrain") else getattr(module, name)
         from flows import runs
@@ -167,7 +167,7 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
 
 
 def verdict(state: "State[Any]") -> int:
-    """The exit code for a flow's last state. What refused it is raised; what else broke it shows its traceback."""
+    """The exit code for a flow's last state. Raises the refusal or the fault that ended the flow."""
     if not state.is_completed():
         state.result(raise_on_failure=True)
     echo(state.message)
@@ -178,5 +178,5 @@ def verdict(state: "State[Any]") -> int:
 
 if __name__ == "__main__":
     code = main()
-    gc.freeze()  # else Python's end looks through all that was imported
+    gc.freeze()  # else the interpreter scans all imported objects at exit
     sys.exit(code)

@@ -1,7 +1,7 @@
-"""The branch by which a run hands over what stages wrote as text: their entries in dvc.lock, and reports.
+"""The branch in which a run hands over the text that stages wrote: their entries in dvc.lock, and reports.
 
-The DVC remote carries the rest by its digests in dvc.lock. DVC's run cache would need no branch, and is believed
-unchecked: nobody could say who wrote there.
+The DVC remote carries the other files, by their digests in dvc.lock. DVC's run cache would need no branch, but DVC
+trusts it unchecked, and it does not show who wrote there.
 """
 
 import re
@@ -17,20 +17,20 @@ from clinrl.runtime.dvc_command import HEAD, Stages, blocks_of
 from flows.clone import Away, git
 
 PLAIN, GONE = "100644", "000000"
-"""Git's modes of a file that is no link and no program, and of one that was removed."""
+"""Git's modes of a plain file, which is neither a link nor a program, and of a removed file."""
 OBEYED = re.compile(r"(^|/)(dvc\.yaml|\.git[a-z]+|\.dvc[a-z]*)$|\.dvc$")
-"""Files that git or DVC reads in any folder."""
+"""Files that git or DVC obeys in any folder."""
 BUILT = "built"
-"""What branches begin with that hold what one worker made of one commit."""
+"""The first part of the name of every branch that holds built stages."""
 
 
 def branch(commit: str, name: str) -> str:
-    """The branch that holds what a worker made of `name` at a commit."""
+    """The name of the branch with a worker's results for `name` at a commit."""
     return f"{BUILT}/{commit[:12]}/{name}"
 
 
 def commit(message: str, only: Collection[str] = ()) -> None:
-    """Commit what stages wrote, of it `only` these files and folders."""
+    """Commit what stages wrote: all of it, or `only` these files and folders."""
     if written := [path for path in only or (".",) if Path(path).exists()]:
         git("add", "--all", "--", *written)
     if git("diff", "--cached", "--name-only"):
@@ -38,16 +38,16 @@ def commit(message: str, only: Collection[str] = ()) -> None:
 
 
 def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bool = True) -> None:
-    """Commit what stages wrote, and make that a branch of the origin.
+    """Commit what stages wrote, and push it as a branch of the origin.
 
-    An older one of that name gives way, unless `replaces` is false: Away is raised then if this does not continue it.
+    This replaces an older branch of that name. With `replaces` false it raises Away unless it continues that branch.
     """
     commit(message, only)
     git("push", "--quiet", *(["--force"] if replaces else []), "origin", f"HEAD:refs/heads/{to}")
 
 
 def hand_over_rest(to: str, message: str, only: Collection[str]) -> None:
-    """Hand over what an earlier run left here, beside what the branch holds by now. Raises as `go_on` does."""
+    """Hand over what an earlier run left here, merged with what the branch holds by now. Raises as `go_on` does."""
     commit(message, only)
     go_on(to, only)
     hand_over(to, message, only=only, replaces=False)
@@ -59,10 +59,10 @@ def offers(to: str) -> bool:
 
 
 def go_on(of: str, may_change: Collection[str]) -> None:
-    """Merge a branch that was handed over before, if the origin has one.
+    """Merge a branch that was handed over before, if the origin has it.
 
-    Raises Refused for one that changes other files or folders than it may, or a file that git or DVC obeys, since code
-    that somebody pushed would run here; and for one that does not merge any more.
+    Raises Refused if it changes files or folders that it may not, or a file that git or DVC obeys, since code that
+    somebody pushed would run here; and if it does not merge any more.
     """
     if not offers(of):
         return
@@ -77,26 +77,26 @@ def go_on(of: str, may_change: Collection[str]) -> None:
                 f"branch {of} does not merge with {before[:7]}: both changed the same; merge it by hand, or give it up "
                 f"with `git push origin --delete {of}`"
             ) from None
-        # Of several commits in common git names one: against that alone, what another brought could be taken back.
+        # Git names one of several merge bases. Compared with that one alone, changes of another could be reverted.
         _check(of, before, "HEAD", may_change)
     except Refused as error:
         git("reset", "--quiet", "--hard", before)
         if not audit_log.is_longer_at(log := paths.audit_log(), "FETCH_HEAD"):
             raise
-        raise Refused(  # as after a push by force: with the branch, who was approved would be lost
+        raise Refused(  # as after a forced push: its approvals would be lost with the branch
             f"{error}. It has lines of {log} that are nowhere else; first `git fetch origin {of}`, "
             f"`git show FETCH_HEAD:./{log} > {log}`, and commit them"
         ) from None
 
 
 def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_shared: bool = False) -> list[str]:
-    """Commit here what a branch has made of some stages, given by address with the paths that dvc.yaml has them write.
+    """Commit here a branch's results for some stages; `stages` maps each address to its outputs in dvc.yaml.
 
     Other branches may have written to dvc.lock meanwhile, so entries are taken and not the file. `is_shared`: leave out
-    what else it has made, since it is of a version that shares these stages. The commit has the date of the one before
-    it: taken in again it is the same commit, by which workers find what they made of it. Returns the addresses that
-    were taken. Raises Refused if the branch changes anything but entries and outputs of these stages, or says that they
-    write what they do not: a worker that does is broken, or not ours.
+    the branch's other results, since it belongs to a version that shares these stages. The commit has the date of its
+    parent: repeating this gives the same commit, by which workers find their results. Returns the addresses that were
+    taken. Raises Refused if the branch changes anything but entries and outputs of these stages, or names outputs that
+    dvc.yaml does not: its worker is broken, or not ours.
     """
     git("fetch", "--quiet", "origin", f"refs/heads/{of}")
     base = git("merge-base", "HEAD", "FETCH_HEAD")
@@ -130,10 +130,10 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
 
 
 def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collection[str]]]) -> list[str]:
-    """Take in what workers have made of a version at a commit: its own branch, and of others' what they share with it.
+    """Take in the results of workers for a version at a commit: its own branch, and shared stages of other branches.
 
-    `stages`: those of each version, as `take_in` wants them. Stages that versions share come before all others, so a
-    branch that has been handed over has them. Returns why others' branches were not taken; what they have is made anew.
+    `stages`: the stages of each version, as for `take_in`. Stages that versions share come before all others, so every
+    branch that was handed over has them. Returns why other branches were not taken; their stages are made anew.
     """
     place = f"refs/heads/{branch(commit, '')}"
     begun = [line.split("\t")[1].removeprefix(place) for line in git("ls-remote", "origin", f"{place}*").splitlines()]
@@ -154,13 +154,13 @@ def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collect
 
 
 def _check(of: str, old: str, new: str, may_change: Collection[str]) -> None:
-    """Refuse a branch for what it changes between two commits, as `go_on` says. Raises Refused."""
+    """Refuse a branch for changes between two commits that `go_on` does not allow. Raises Refused."""
     allowed, changed = _from_the_root(may_change), _changes(of, old, new)
     inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
     if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
     log = next(iter(_from_the_root([str(paths.audit_log())])))
-    held = _lines(old, log)  # whose last line a kill may have cut short
+    held = _lines(old, log)  # a kill may have cut its last line short
     if log in inside and not _lines(new, log).startswith(held[: held.rfind("\n") + 1]):
         raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
 
@@ -168,7 +168,7 @@ def _check(of: str, old: str, new: str, may_change: Collection[str]) -> None:
 def _changes(of: str, old: str, new: str) -> list[str]:
     """The files that a branch changes between two commits.
 
-    Raises Refused if one of them is a link or a program: what is written to it later would land elsewhere.
+    Raises Refused if one of them is a program, or a link, through which later writes would land elsewhere.
     """
     lines = [line.split("\t") for line in git("diff", "--raw", "--no-renames", old, new).splitlines()]
     if odd := [path for about, path in lines if about.split()[1] not in (PLAIN, GONE)]:
@@ -177,9 +177,9 @@ def _changes(of: str, old: str, new: str) -> list[str]:
 
 
 def _entries(commit: str) -> Stages:
-    """The entries of dvc.lock at a commit, by address: text, which `get` reads.
+    """The entries of dvc.lock at a commit, as text by address, which `Stages.get` parses.
 
-    Raises Refused if one could hide another: each must stand once, and in DVC's own way.
+    Raises Refused if one entry could hide another: each must occur once, and in DVC's own layout.
     """
     blocks = blocks_of(git("show", f"{commit}:./{LOCK}", strip=False))
     if blocks is None:
@@ -188,12 +188,12 @@ def _entries(commit: str) -> Stages:
 
 
 def _lines(commit: str, path: str) -> str:
-    """The lines of a file at a commit; none if it is not there."""
+    """The text of a file at a commit; empty if it is not there."""
     is_there = git("ls-tree", "--full-tree", commit, "--", path)
     return git("show", f"{commit}:{path}", strip=False) if is_there else ""
 
 
 def _from_the_root(paths: Iterable[str]) -> set[str]:
-    """Paths of the project as git names them, whose repository may begin above it."""
+    """Paths of the project as git names them: from the root of the repository, which may lie above the project."""
     prefix = git("rev-parse", "--show-prefix")
     return {prefix + path for path in paths}

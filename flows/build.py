@@ -30,7 +30,7 @@ WORKERS = "make/elsewhere"
 PENDING_S = 300.0
 """Seconds that a worker may take from accepting a run to starting it."""
 TRIES = 8
-"""How often a version is given to a worker. A lost worker costs a try; a stage that fails ends them all."""
+"""The most times that a version is given to a worker. A lost worker costs a try; a stage that fails ends all tries."""
 REST_S = 10.0
 """Seconds after the first lost worker of a version until it is given to another; twice as long after each further one,
 so that all tries outlast a server that is away for 20 minutes."""
@@ -38,15 +38,15 @@ POLL_S = 5.0
 AT_ONCE = 100
 """Runs asked for at once; Prefect's server answers for 200 at most."""
 WAITING_S = 600.0
-"""Seconds between the lines which say that no worker takes what waits."""
+"""Seconds between log lines about waiting versions that no worker takes."""
 
 
 @flow(flow_run_name="build-{what}")
 def build(what: str) -> State[None]:
     """Have workers make the versions of a task, of a comparison, or one version; gather them in a clone; register them.
 
-    What was made is the branch `built/{what}` of the origin, in the order of params.yaml, whoever was first. A version
-    that fails stops its descendants alone.
+    The result is the branch `built/{what}` of the origin, in the order of params.yaml, whichever worker was first. A
+    version that fails stops only its descendants.
     """
     runs.begin()
     lost_workers.watch()
@@ -75,7 +75,7 @@ def build(what: str) -> State[None]:
                     steps.register(name)
                     pages.show_exam(params, name)
                     registered += 1
-                except Refused as error:  # those that come of it need its files, and no entry
+                except Refused as error:  # its descendants need its files alone
                     says.append(f"{name} is not registered: {error}")
     says += [f"{name} is not built: {reason}" for name, reason in failed.items()]
     done = f"{len(made)} versions are built and {registered} registered"
@@ -87,9 +87,9 @@ def build(what: str) -> State[None]:
 
 
 def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: str) -> None:
-    """Take over what a worker made of a version, and add it to the branch `to`.
+    """Take over a worker's results for a version, and add them to the branch `to`.
 
-    Raises Refused if the worker's branch is refused, or the origin is away; the clone is as before then.
+    Raises Refused if the worker's branch is refused, or if the origin is away; the clone then stays as it was.
     """
     before = clone.git("rev-parse", "HEAD")
     try:
@@ -103,14 +103,14 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
 
 
 def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
-    """Have workers make versions at a commit. Yields each with None if it was made, else with why it was not.
+    """Have workers make versions at a commit. Yields each version with None, or with the reason why it failed.
 
-    They come in the given order, each as soon as it and those before it have ended. A run whose worker was lost is
-    given to another, which goes on where the last one handed over.
+    They come in the given order, each as soon as it and those before it have ended. The run of a lost worker is given
+    to another worker, which continues after the last stage that was handed over.
     """
     logger, since = get_run_logger(), time.monotonic()
     found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
-    lost = dict[UUID, float]()  # when that was first seen; one that was not started is Cancelled by then
+    lost = dict[UUID, float]()  # when each loss was first seen; a run that was not started is Cancelled by then
     with runs.prefect_errors():
         given = {name: _give(name, commit) for name in names}
     for next_one in names:
@@ -121,7 +121,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
             except (httpx.TransportError, PrefectHTTPStatusError) as error:
                 if not runs.is_away(error):
                     raise
-                # Workers go on, so what they do is waited for.
+                # Workers go on without the server, so this waits for them.
                 logger.warning("the Prefect server does not answer; asking again")
                 continue
             if not all(state.is_scheduled() for state in states.values()):
@@ -160,10 +160,10 @@ def _give(name: str, commit: str) -> UUID:
 
 
 def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, State[None]]:
-    """How runs stand, asked for at once. What a worker accepted and does not start counts as Crashed, and is cancelled,
-    so that it cannot begin later beside another: `pending` holds when that was first seen, by this machine's clock.
+    """The states of all runs. A run that the server does not know any more counts as Crashed.
 
-    What the server does not know any more counts as Crashed too.
+    So does a run that a worker accepted and does not start; it is cancelled too, so that it cannot begin later beside
+    another. `pending` holds the time, by this machine's clock, at which each such run was first seen.
     """
     states, asked = dict[UUID, State[None]](), [*given.values()]
     with get_client(sync_client=True) as client:

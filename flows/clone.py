@@ -20,33 +20,33 @@ from clinrl.tracking import mlflow_store
 from flows import interpreter
 
 FOLDER = "CLINRL_CLONES"
-"""Variable: where clones lie, by default in .clinrl/clones of the checkout."""
+"""The variable with the folder of clones, by default .clinrl/clones of the checkout."""
 AUTHOR = {"NAME": "clinrl", "EMAIL": "clinrl@localhost"}
-"""Who commits in clones; a person merges."""
+"""The author of commits in clones; a person merges them."""
 OWN = (Path(".dvc/config.local"), Path("machine.yaml"))
-"""What a machine says of itself outside of git: in the checkout, or in the folder of its clones."""
+"""Files about a machine that git does not have: in the checkout, or in the folder of its clones."""
 SHARED = (keys.FOLDER, statements.FOLDER, paths.champions())
-"""What a clone has in common with the checkout, so that it counts in both: keys, signed statements, answers of
-champions, and the lock under which a name moves."""
+"""The folders that a clone shares with the checkout, so that they count in both: keys, signed statements, and the
+answers of champions with the lock under which an alias moves."""
 
 OVERRULED = """commit.gpgSign=false core.excludesFile=/dev/null core.hooksPath=/dev/null core.quotePath=false
 diff.orderFile=/dev/null gc.autoDetach=false log.showSignature=false merge.ff=true merge.verifySignatures=false
 push.gpgSign=false status.showUntrackedFiles=normal"""
-"""Of a person's own configuration, which would sign commits, run hooks, hide new files or refuse to merge."""
+"""Settings in place of a person's own, which could sign commits, run hooks, hide new files or refuse to merge."""
 GIT = ("git", *(word for setting in OVERRULED.split() for word in ("-c", setting)))
 OURS = "checkout"
 """The DVC remote of a clone whose project has none: the cache of the checkout."""
 BEGUN = "refs/clinrl/begun"
-"""The commit at which the last run of a clone began: what it committed follows."""
+"""The commit at which the last run of a clone began; the commits of that run follow it."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Away(Refused):
-    """The origin, or the DVC remote, did not do what was asked: mostly it is away, and does it later."""
+    """The origin or the DVC remote failed. Mostly it is away, and the same command succeeds later."""
 
 
 def head() -> str:
-    """The commit of the working directory. Raises Refused outside of git, and where tracked files differ from it."""
+    """The commit of the working directory. Raises Refused outside of git, and if tracked files differ from it."""
     if changed := git("status", "--porcelain", "--untracked-files=no"):
         raise Refused(
             f"{changed.split(maxsplit=1)[1].splitlines()[0]} is changed and not committed, and other machines build "
@@ -57,14 +57,14 @@ def head() -> str:
 
 @contextmanager
 def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterator[None]:
-    """Work in a clone of this checkout's origin, at a commit, until the block ends. `name` is whom the clone is for.
+    """Work in a clone of this checkout's origin, at a commit, until the block ends. `name` is the clone's purpose.
 
-    `left` is called in the clone before it is reset, where a run left files that are not committed, or commits that the
-    origin has not: it was killed, or the origin was away.
+    `left` is called in the clone before it is reset, if an earlier run left uncommitted files, or commits that the
+    origin does not have: the run was killed, or the origin was away.
 
-    The clone stays, with checkpoints and DVC's cache, so that a training that was killed goes on there. A checkout
-    without an origin is the origin itself. Stages import clinrl as it is in the clone, and the registry stays the
-    checkout's. Raises Refused for what is no commit, or one that the origin does not have.
+    The clone stays, with checkpoints and DVC's cache, so that a killed training continues there. A checkout without an
+    origin is the origin itself. Stages import clinrl from the clone, and the registry stays the checkout's. Raises
+    Refused for a malformed commit, or one that the origin does not have.
     """
     if not _COMMIT.fullmatch(commit):
         raise Refused(f"{commit!r} is no full digest of a commit; `git rev-parse HEAD` prints one")
@@ -72,11 +72,11 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
     top = git("rev-parse", "--show-toplevel")
     origin = git("config", "--default", top, "--get", "remote.origin.url")
     if (local := Path(top, origin)).exists():
-        origin = str(local)  # a relative one means another folder in the clone
+        origin = str(local)  # a relative path would mean another folder in the clone
     for variable in git("rev-parse", "--local-env-vars").split():  # as GIT_DIR in a hook, which names the checkout
         if not variable.startswith("GIT_CONFIG"):
             os.environ.pop(variable, None)
-    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store()  # whole, before the folder changes; so is the key's file
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store()  # absolute: the folder changes below
     for setting in ("CLINRL_SIGNING_KEY_FILE", interpreter.SETTING):
         if file := os.environ.get(setting):
             os.environ[setting] = os.path.abspath(file)
@@ -105,26 +105,26 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
                 if (place / own).exists():
                     shutil.copy2(place / own, own)
             for shared in SHARED:
-                if shared.is_symlink():  # to a checkout that has moved, perhaps
+                if shared.is_symlink():  # perhaps to a checkout that has moved
                     shared.unlink()
                 if (checkout / shared).is_dir() and not shared.exists():
                     shared.parent.mkdir(exist_ok=True)
                     shared.symlink_to(checkout / shared)
                 elif shared == keys.FOLDER and shared.is_dir() and name != "worker":  # a worker registers nothing
                     raise Refused(f"{Path.cwd() / shared} holds keys that count in this clone alone; move it away")
-            Path(".dvc/tmp/rwlock").unlink(missing_ok=True)  # which names processes of before: no other works here
+            Path(".dvc/tmp/rwlock").unlink(missing_ok=True)  # it names dead processes: no other works here
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])
             dvc_state.fence()
             yield
 
 
 def begin_here() -> None:
-    """Take what this clone holds as given: it is not of this run, and no later one hands it over."""
+    """Mark the present commit as the start of this run: a later run hands over only what follows it."""
     git("update-ref", BEGUN, "HEAD")
 
 
 def _unpushed() -> bool:
-    """Whether the last run in this clone made commits that no branch of the origin had when it was last seen."""
+    """Whether the last run in this clone made commits that no branch of the origin had when last fetched."""
     if not git("for-each-ref", BEGUN):
         return False
     return bool(git("rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"))
@@ -132,27 +132,27 @@ def _unpushed() -> bool:
 
 @contextmanager
 def _own(parent: Path, name: str) -> Iterator[Path]:
-    """The first clone of a name in which no other process works. The kernel frees it with its process."""
+    """The first clone of a name in which no other process works, locked until this block or this process ends."""
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in count(1):
         folder = parent / f"{name}-{number}"
-        with locked(folder.with_suffix(".lock"), waits=False) as held:
-            if held:
+        with locked(folder.with_suffix(".lock"), waits=False) as stream:
+            if stream:
                 yield folder
                 return
 
 
 def share(scale: str) -> None:
-    """Make what clones share with the checkout, a signing key among it: one that a clone made counts nowhere else."""
+    """Make the folders that clones share with the checkout, and a key: one made in a clone would count nowhere else."""
     keys.signer(scale)
     for shared in SHARED:
         shared.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def share_cache(checkout: Path) -> None:
-    """Let the cache of the checkout, where that lies now, be the DVC remote of this clone where it has no other."""
+    """Make the cache of the checkout, at its present path, the DVC remote of this clone if it has no other."""
     remote = _dvc("config", "core.remote").stdout.strip()
-    if remote == OURS and _dvc("config", "--project", "core.remote").stdout.strip():  # one that came later
+    if remote == OURS and _dvc("config", "--project", "core.remote").stdout.strip():  # the project has one by now
         _dvc("config", "--local", "--unset", "core.remote")
     elif remote in ("", OURS):
         cache = dvc_yaml.cache_folder(checkout.absolute()).parent.parent
@@ -160,9 +160,9 @@ def share_cache(checkout: Path) -> None:
 
 
 def pull(addresses: Collection[str]) -> None:
-    """Fetch the outputs of stages that dvc.lock records and the remote has. What it has not is built.
+    """Fetch the outputs of stages that dvc.lock records and the remote has. The others will be built.
 
-    Raises Refused for what leads out of a folder, Away if the remote does not answer.
+    Raises Refused for an output that leads out of its folder, Away if the remote does not answer.
     """
     done = _dvc("pull", *dict.fromkeys(addresses))
     if refusal := re.search(r"^clinrl: (.+)", done.stderr, re.MULTILINE):
@@ -172,26 +172,26 @@ def pull(addresses: Collection[str]) -> None:
 
 
 def push(addresses: Collection[str]) -> None:
-    """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
+    """Send the existing outputs of stages to the remote. Raises Away with DVC's message if that fails."""
     if code := (done := _dvc("push", *addresses)).returncode:
-        error = re.search(r"^(?:ERROR|clinrl): (.+)", done.stderr, re.MULTILINE)  # addresses of a manual follow
-        said = mask(error[1]) if error else f"exit code {code}"
-        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
+        error = re.search(r"^(?:ERROR|clinrl): (.+)", done.stderr, re.MULTILINE)  # links to a manual follow
+        reason = mask(error[1]) if error else f"exit code {code}"
+        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {reason}")
 
 
 def git(*words: str, strip: bool = True, date: str = "") -> str:
-    """What git says. `date`: when a commit was made, if not now.
+    """The output of git. `date`: the date of a commit, if not now.
 
-    Raises Refused with its last words if it fails, Away if another repository was asked.
+    Raises Refused with git's last line if it fails, Away if the command was about another repository.
     """
     says = AUTHOR | ({"DATE": date} if date else {})
     env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in says.items()}
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run([*GIT, *words], capture_output=True, text=True, errors="replace", env=env, check=False)
     if done.returncode:
-        said = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
+        reason = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused
-        raise error(f"git {words[0]} failed in {Path.cwd()}: {said}")
+        raise error(f"git {words[0]} failed in {Path.cwd()}: {reason}")
     return done.stdout.strip() if strip else done.stdout
 
 

@@ -1,6 +1,6 @@
-"""What a client needs to be let in by the servers of `make serve`: made once, and readable by their owner alone.
+"""Credentials for the servers of `make serve`: made once, and readable by their owner alone.
 
-Never on a command line, which every user of a machine can list, and never in a log.
+They are never on a command line, which every user of a machine can list, and never in a log.
 """
 
 import os
@@ -14,14 +14,14 @@ from clinrl.errors import Refused
 
 FOLDER = Path(".clinrl/servers")
 FILE = FOLDER / "credentials.env"
-"""Lines of NAME=value that a shell can read, under the names that Prefect's and MLflow's clients look for."""
+"""Lines of NAME=value that a shell can read, with the variables that Prefect's and MLflow's clients read."""
 USER = "clinrl"
 BYTES = 32
-"""Of randomness in each password."""
+"""Random bytes in each password."""
 
 
 class Credentials(NamedTuple):
-    """The variables that let a client in, in the order of the file."""
+    """The variables with a client's credentials, in the order of the file."""
 
     PREFECT_API_AUTH_STRING: str
     MLFLOW_TRACKING_USERNAME: str
@@ -34,14 +34,14 @@ class Credentials(NamedTuple):
 
 
 def new() -> Credentials:
-    """Credentials that nobody knows yet."""
+    """New random credentials."""
     return Credentials(f"{USER}:{secrets.token_urlsafe(BYTES)}", USER, secrets.token_urlsafe(BYTES))
 
 
 def load_credentials() -> Credentials:
-    """The credentials of this project, made if there are none; call it while `servers.starting`.
+    """The credentials of this project, made if there are none. Call this inside of `servers.starting`.
 
-    Raises Refused if others than the owner can read the file, or if it was edited into something else.
+    Raises Refused if others than the owner can read the file, or if it is malformed.
     """
     private_folder()
     if not FILE.exists():
@@ -57,6 +57,6 @@ def load_credentials() -> Credentials:
 
 
 def private_folder() -> None:
-    """See that the folder of credentials and logs is there and its owner's alone."""
+    """Make the folder of credentials and logs, which only its owner can read."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     FOLDER.chmod(0o700)

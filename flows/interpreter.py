@@ -16,12 +16,13 @@ SETTING = "CLINRL_STAGES_PYTHON"
 def stages_python() -> str:
     """The absolute path of the interpreter of the stages' environment.
 
-    Raises Refused, with what to do, if CLINRL_STAGES_PYTHON names none, or one that imports no clinrl of this checkout.
+    Raises Refused, with what to do, if CLINRL_STAGES_PYTHON names no interpreter, or one that does not import this
+    checkout's clinrl.
     """
     named = os.environ.get(SETTING)
     if not named:
         return sys.executable
-    python = os.path.abspath(named)  # the link itself: it tells an environment from others
+    python = os.path.abspath(named)  # not resolved: the link's own path selects the environment
     first = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]  # a clone's own, mostly
     found_first = (os.path.join(place, "clinrl", "__init__.py") for place in first)
     mine = next(filter(os.path.exists, found_first), str(clinrl.__file__))

@@ -1,4 +1,4 @@
-"""The automation of the Prefect server by which runs of lost workers end; Prefect has no such rule by itself."""
+"""The automation of the Prefect server that ends the runs of lost workers; Prefect has no such rule by itself."""
 
 from datetime import timedelta
 
@@ -9,20 +9,20 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 
 NAME = "clinrl: versions of lost workers"
-"""The automation that sets a run to Crashed whose process tells nothing of itself any more."""
+"""The automation that sets a run to Crashed if its process sends no heartbeat any more."""
 SILENCE_S = 90.0
 """Seconds after which a run counts as lost: three of Prefect's heartbeats, which it sends every 30 s at best."""
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
 def watch() -> None:
-    """See that the server has the automation as it is here, once."""
+    """Make sure that the server has this automation, exactly once."""
     beats, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in ENDS}
     trigger = EventTrigger(
         after={beats},
         expect={beats, *ends},
         match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-        # Of `make` alone, whose workers send a heartbeat in time, and which ends in no state of another name.
+        # Only runs of `make`: its workers send heartbeats in time, and it ends in no other state.
         match_related=ResourceSpecification({"prefect.resource.role": ["flow"], "prefect.resource.name": ["make"]}),
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,

@@ -1,4 +1,4 @@
-"""What a worker does: one version in a clone of its own, handed over as a branch and through the DVC remote."""
+"""The work of a worker: one version, built in a clone, and handed over as a branch and through the DVC remote."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from flows.reproduce import outputs
 
 @flow(flow_run_name="make-{name}")
 def make(name: str, commit: str) -> State[None]:
-    """Build a version at a commit, of data and parents that the remote has, and hand it over. Nothing is registered.
+    """Build a version at a commit, from data and parents in the remote, and hand it over. Nothing is registered.
 
-    What it shares with versions that others have begun, such as the base's exam, is taken from their branches.
-    Each long stage is handed over when it is done, so that another worker goes on after the last of them. A server that
-    is away, of Prefect, git or the remote, counts as a lost worker: the version is tried again.
+    Stages that it shares with versions that others have begun, such as the base's exam, are taken from their branches.
+    Each long stage is handed over when it is done, so that another worker can continue after it. If a server of
+    Prefect, of git or of the remote is away, this counts as a lost worker: the version is tried again.
     """
     try:
         runs.begin()
@@ -39,7 +39,7 @@ def _make(name: str, commit: str) -> int:
     params, to = load_params(), branches.branch(commit, name)
     stages = outputs(params)
     for reason in branches.go_on_with(name, commit, stages):
-        get_run_logger().warning("what another has begun of it is made anew: %s", reason)
+        get_run_logger().warning("stages that another worker has begun are made anew: %s", reason)
     clone.pull([address for before in params.lineage(name) for address in stages[before]])
 
     def hand_over(address: str) -> None:

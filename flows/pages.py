@@ -1,4 +1,4 @@
-"""What a run's page in Prefect shows: the comparison table, the training curves, and the decision."""
+"""The artifacts on a run's page in Prefect: the comparison table, the training curves, and the decision."""
 
 import base64
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def show_decision(decision: "Decision") -> None:
 
 
 def show_draft(draft: "Draft") -> None:
-    """Put what a draft is about on the run's page."""
+    """Put the subject of a draft on the run's page."""
     create_markdown_artifact(
         markdown=markdown.render("draft", draft=draft),
         key=f"draft-{draft.name}",

@@ -1,7 +1,7 @@
-"""Somebody's records, which neither git nor the DVC remote has: an import reads them where they are.
+"""The source records of imports, which neither git nor the DVC remote has: an import reads them where they are.
 
-A clone reads those of its checkout, through links. A worker on a machine without them cannot make what follows from
-them.
+A clone reads the records of its checkout through links. A worker on a machine without the records cannot run the
+stages that depend on them.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from clinrl.errors import Refused
 from flows import clone
 
 EXCLUDE = Path("info/exclude")
-"""What git ignores of one clone, in its git directory."""
+"""The file in a clone's git directory that lists what git ignores in this clone."""
 
 
 def places(params: Params, name: str) -> list[Path]:
@@ -22,7 +22,7 @@ def places(params: Params, name: str) -> list[Path]:
 
 
 def link(params: Params, checkout: Path) -> None:
-    """Let the imports of this clone read what the checkout holds of their records, and git ignores it here.
+    """Link the records that the checkout holds into this clone, for its imports, and have git ignore the links.
 
     Records at an absolute path need no link. Those at a path that leads out of the project get none.
     """
@@ -30,7 +30,7 @@ def link(params: Params, checkout: Path) -> None:
     exclude = folder / EXCLUDE
     for line in exclude.read_text(encoding="utf-8").splitlines() if exclude.exists() else ():
         if (former := Path(line.removeprefix(f"/{prefix}"))).is_symlink() and not former.is_absolute():
-            former.unlink()  # to what is imported no more, or to a checkout that has moved
+            former.unlink()  # to records that no import reads any more, or to a checkout that has moved
     wanted = {place for name in params.imports for place in places(params, name)}
     inside = sorted(place for place in wanted if not place.is_absolute() and ".." not in place.parts)
     linked = [made for place in inside for made in _linked(place, checkout)]
@@ -39,7 +39,7 @@ def link(params: Params, checkout: Path) -> None:
 
 
 def _linked(place: Path, checkout: Path) -> Iterator[Path]:
-    """Link what the checkout has and this clone lacks, in a folder of which git has a part entry by entry."""
+    """Link what the checkout has and this clone lacks; in a folder that git has in part, link entry by entry."""
     source = checkout / place
     if place.is_dir() and not place.is_symlink() and source.is_dir():
         for entry in sorted(source.iterdir()):
@@ -51,7 +51,7 @@ def _linked(place: Path, checkout: Path) -> Iterator[Path]:
 
 
 def check(params: Params, name: str) -> None:
-    """Raise Refused if what an import reads is not here."""
+    """Raise Refused if the records of an import are not here."""
     for place in places(params, name):
         if not place.exists():
             raise Refused(

@@ -33,24 +33,25 @@ from flows.reproduce import build
 from flows.turns import at_work
 
 REFUSED, NOT_APPROVED = "Refused", "Not approved"
-"""How a release ends that changes nothing: the gate said no, or nobody said yes. Neither is an error."""
+"""The states of a release that changes nothing: the gate refused, or nobody approved. Neither is an error."""
 POLL_S = 3
 DEFAULT_ANSWER_S = 86400
 
 
 class Approval(RunInput):
-    """What a person answers. Left as it is, it is a no."""
+    """A person's answer, which is no by default."""
 
     approve: bool = False
     approver: str = ""
     token: str = ""
-    """What `clinrl approve DECISION --as APPROVER` prints where their key is. Anybody who reaches this page can write a
-    name; nobody else can make this."""
+    """The output of `clinrl approve DECISION --as APPROVER` on the machine with the approver's key. Anybody who reaches
+    this page can write a name, but only the owner of the key can make a token."""
     note: str = ""
 
 
 def approved_by(approver: str | None) -> Flow[[str], State[None]]:
-    """The flow, approved beforehand by a person, or by nobody. No parameter of a run says so: anybody could set it."""
+    """The flow, approved beforehand by a person, or by nobody (None). The approver is no parameter of a run, since
+    anybody could set it."""
 
     @flow(flow_run_name="release-{name}")
     def release(name: str) -> State[None]:
@@ -63,7 +64,7 @@ def approved_by(approver: str | None) -> Flow[[str], State[None]]:
 
 @flow(name="release", flow_run_name="release-{name}")
 def release(name: str) -> State[None]:
-    """The same on a server: no other flow may work on the task here meanwhile, since both would spend one budget."""
+    """The same flow on a server. No other flow may work on the task here meanwhile: both would spend one budget."""
     runs.begin()
     params = load_params()
     with at_work(params.model(name).task.name, f"a release of {name}"):
@@ -71,7 +72,7 @@ def release(name: str) -> State[None]:
 
 
 def carry_out(params: Params, name: str, approver: str | None) -> State[None]:
-    """Release a version or a merge; the state says how it ended. One that is champion already is only merged."""
+    """Release a version or a merge; the state says how that ended. For a champion only the full models are made."""
     if releases.settle(params, name) is None:
         decision = steps.decide(name)
         pages.show_decision(decision)
@@ -111,12 +112,12 @@ def folds(params: Params, version: str) -> list[str]:
 
 
 def answer(params: Params, decision: Decision, approver: str | None) -> tuple[dict[str, Any] | None, str]:
-    """The signed approval, or None and why nobody gives it. Waits for a person where none is named.
+    """The signed approval, or None and the reason why there is none. Without `approver`, this waits for a person.
 
-    A yes whose token is none is asked for again while there is time: a slip of the hand, or a stranger, ends nothing.
+    After a yes with an invalid token it asks again while there is time: a typo or a stranger must not end the release.
 
-    Raises GateError if `approver` is no name, or if nobody is named and nobody can be asked; SignatureError if this
-    machine's key is not that person's.
+    Raises GateError if `approver` is not a valid name, or if none is given and nobody can be asked; SignatureError if
+    this machine's key is not that person's.
     """
     if approver is not None:
         return approvals.sign_approval(params, decision.digest, releases.check_approver(approver)), ""

@@ -17,7 +17,7 @@ from flows import pages, runs, steps
 
 @flow(flow_run_name="reproduce-{name}")
 def reproduce(name: str) -> State[None]:
-    """Bring a version or a merge up to date, from data to reports, and register it; what it is made from before it."""
+    """Bring a version or a merge up to date, from data to reports, and register it, after its ancestors or parts."""
     runs.begin()
     params = load_params()
     names = dict.fromkeys(before for version in params.parts(name) for before in params.lineage(version)) | {name: None}
@@ -46,6 +46,6 @@ def order(params: Params, name: str) -> list[str]:
 
 
 def outputs(params: Params) -> dict[str, dict[str, dict[str, bool]]]:
-    """Of each version its stages, in the order in which they run, with the paths that dvc.yaml has them write."""
+    """The stages of each version, in the order in which they run, with their outputs in dvc.yaml."""
     stages = dvc_yaml.read()
     return {name: {address: stages[address].outs for address in order(params, name)} for name in params.versions}

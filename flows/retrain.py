@@ -2,12 +2,12 @@
 
     python -m flows retrain esi
 
-That command works in the checkout, for the person who gives it. A schedule works in a clone, and hands over a branch.
+This command works in the checkout. A scheduled run works in a clone, and hands over a branch.
 
-Where the task's schedule says `draft: true`, a run that finds everything built and settled mines the champion's errors
-and drafts the next version from them. A draft within its task's change plan that is ahead of the champion on the mine
-data is held against the gate, whose look at the exam spends some of the error budget. One that fails on the way is
-dropped, and its record kept, so that the next run tries something else. Where the budget is used up, none is drafted.
+If the task's schedule says `draft: true`, a run that finds everything built and settled analyses the champion's errors
+and drafts the next version from them. A draft that keeps the task's change plan and is ahead of the champion on the
+mine data goes to the gate, whose look at the exam spends some of the error budget. A draft that fails on the way is
+dropped, but its record is kept, so that the next run tries something else. Without budget, no version is drafted.
 """
 
 from contextlib import chdir, suppress
@@ -32,7 +32,7 @@ from flows.reproduce import build, order
 from flows.watch import note_drift
 
 NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
-"""How a retraining ends that releases nothing."""
+"""The states of a retraining that releases nothing."""
 WRITTEN = (str(LOCK), str(drafts.DRAFTS), "data/reports")
 """The files and folders of git that a retraining changes."""
 
@@ -54,11 +54,11 @@ retrain = approved_by(None)
 
 @flow(name="retrain", flow_run_name="retrain-{task}")
 def scheduled(task: str) -> State[None]:
-    """The same by a schedule: in a clone at the checkout's commit. What it wrote is the branch built/retrain-TASK.
+    """The same flow for a schedule: in a clone at the checkout's commit. Its result is the branch built/retrain-TASK.
 
-    A run goes on with that branch until somebody has merged it. A run that fails hands over too, so that the next one
-    continues; for one that was killed the next one does. Without a DVC remote the checkout's cache holds the files.
-    Raises Refused if the audit log has lines that are not committed, since two that have both grown cannot be merged.
+    Later runs continue that branch until somebody has merged it. A run that fails hands over too; after a killed run,
+    the next one hands over what it left. Without a DVC remote the checkout's cache holds the files. Raises Refused if
+    the audit log has uncommitted lines, since two logs that have both grown cannot be merged.
     """
     runs.begin()
     if clone.git("status", "--porcelain", "--", log := str(paths.audit_log())):
@@ -69,20 +69,20 @@ def scheduled(task: str) -> State[None]:
     checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
 
     def left() -> None:
-        with suppress(ParamsError):  # of code that has changed since, which cannot say what was made
+        with suppress(ParamsError):  # the code has changed since, and cannot say what was made
             clone.push(addresses(load_params(), task))
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
     turn = runs.in_turn(task, f"the schedule of {task}")
     with turn, clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
         if turns.is_overtaken():
-            return Completed(name=turns.OVERTAKEN, message="a run that began after this was due has done its work")
+            return Completed(name=turns.OVERTAKEN, message="a run that began after this one was due did its work")
         branches.go_on(to, WRITTEN)
         clone.begin_here()
         clone.share_cache(checkout)
         records.link(params := load_params(), checkout)
         clone.pull(addresses(params, task))
-        with chdir(checkout):  # where the counts are
+        with chdir(checkout):  # the counts are there
             note_drift(load_params(), task)
         try:
             return renew(params, task, None)
@@ -94,7 +94,7 @@ def scheduled(task: str) -> State[None]:
 
 
 def renew(params: Params, task: str, approver: str | None) -> State[None]:
-    """Build, and release or draft; the state says how it ended."""
+    """Build what is stale, and release or draft; the state says how that ended."""
     left = unfinished(params, versions := of_task(params, task))
     if not left and drafts.find(versions[-1]) is None:
         message = f"every version of {task} is up to date and registered, and {outcome(params, versions[-1])}"
@@ -127,7 +127,7 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
 
 
 def draft_next(params: Params, task: str) -> Draft:
-    """The next version of a task, in params.yaml, from what its champion gets wrong now."""
+    """Draft the next version of a task into params/drafts.yaml, from the present errors of its champion."""
     champion = drafts.champion(task)
     if champion not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of the champion {champion}; add mining.{champion}")
@@ -154,7 +154,7 @@ def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
 
 
 def drop_draft(draft: Draft, why: str) -> State[None]:
-    """Take a draft out of params/drafts.yaml, and the state of a run that ends so."""
+    """Take a draft out of params/drafts.yaml, and return the state of a run that ends with this."""
     steps.drop(draft, why)
     return Completed(name=DROPPED, message=f"{draft.name} is dropped: {why}")
 
@@ -165,7 +165,7 @@ def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
 
 
 def of_task(params: Params, task: str) -> list[str]:
-    """The versions of a task, parents first; the newest, of which none was made, last. Raises ParamsError for none."""
+    """The versions of a task, parents first and the newest last. Raises ParamsError if there are none."""
     named = params.versions_of(task)
     if not named:
         raise ParamsError(f"params.yaml has no version of {task}, so there is nothing to retrain")
@@ -174,7 +174,7 @@ def of_task(params: Params, task: str) -> list[str]:
 
 
 def addresses(params: Params, task: str) -> list[str]:
-    """The stages of all versions and full models of a task, and of their mined errors."""
+    """The stages of all versions and full models of a task, and of their error analyses."""
     versions = of_task(params, task)
     named = [*versions, *(fold for version in versions for fold in folds(params, version))]
     mines = [name for name in named if name in params.mining]
@@ -184,7 +184,7 @@ def addresses(params: Params, task: str) -> list[str]:
 
 
 def unfinished(params: Params, versions: list[str]) -> list[str]:
-    """What a retraining has to do, in words. Nothing: all is up to date and registered, and the newest is settled."""
+    """The work that is left, in words; none if all is up to date and registered, and the newest version is settled."""
     newest = versions[-1]
     merges = folds(params, newest)
     addresses = [address for version in versions for address in order(params, version)]

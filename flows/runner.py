@@ -1,6 +1,6 @@
-"""The process that polls a Prefect server for runs of the deployments that are served, also while it is away.
+"""The process that polls a Prefect server for runs of the served deployments, and goes on while the server is away.
 
-Prefect's own loop ends with the third poll in a row that fails, and with it all that runs.
+Prefect's own loop ends after three failed polls in a row, and ends all runs with it.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from clinrl.errors import exit_code_of
 from flows import runs
 from flows.serve import deployments
 
-AWAY = "the Prefect server does not answer; what runs goes on, and what is due begins when it answers"
+AWAY = "the Prefect server does not answer; running flows go on, and due flows start when it answers"
 PAUSE_S = 30.0
-"""Seconds before the deployments of a server that went away meanwhile are registered again."""
+"""Seconds until the next try to register the deployments, if the server was away."""
 
 
 def run() -> None:
     """Poll the configured Prefect server for runs of the deployments, and run them in processes of their own.
 
-    Ends by SIGINT or SIGTERM, and what runs with it. Exits as `flows.__main__.main` does.
+    SIGINT or SIGTERM ends this process and all runs. Exits as `flows.__main__.main` does.
     """
     if code := exit_code_of(_sweep):
         sys.exit(code)
@@ -50,8 +50,8 @@ def run() -> None:
 async def poll(served: Iterable[Any]) -> None:
     """Register deployments, and poll for their runs. A poll that fails ends nothing.
 
-    Returns once the server has answered again after it was away and nothing runs: a runner that lost it does not learn
-    any more that a person cancels a run, and a new one does.
+    Returns once the server answers again after it was away, and nothing runs: a runner that lost the server is not
+    informed of cancelled runs any more, but a new runner is.
     """
     # Without a limit: trainings wait for a slot, releases for a person, and a rollback must not wait behind them.
     runner, was_away = Runner(pause_on_shutdown=False, limit=None), False
@@ -59,7 +59,7 @@ async def poll(served: Iterable[Any]) -> None:
         await runner.aadd_deployment(deployment)
     async with runner:
         poller = runner._scheduled_run_poller
-        submitting = poller._submitting_flow_run_ids  # fails now, and not after hours, where Prefect has it no more
+        submitting = poller._submitting_flow_run_ids  # a Prefect without it fails now, and not after hours
         while True:
             try:
                 await poller._get_and_submit_flow_runs()
@@ -70,7 +70,7 @@ async def poll(served: Iterable[Any]) -> None:
                     print(AWAY, file=sys.stderr)
                 was_away = True
             else:
-                if was_away and not submitting:  # until their processes end
+                if was_away and not submitting:  # it holds runs until their processes end
                     return
             await asyncio.sleep(runner.query_seconds)
 

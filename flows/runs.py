@@ -1,6 +1,6 @@
-"""Which process a flow run is, so that one that was killed can be told from one that works, and its slot be freed.
+"""The process of each flow run, so that the runs of killed processes can be found, and their slots freed.
 
-Prefect never hears of a SIGKILL: such a run would stay Running, and its concurrency slot taken. Each run is therefore
+Prefect does not notice a SIGKILL: such a run would stay Running, and keep its concurrency slot. Each run is therefore
 tagged with its process and with the lease of the slot it holds; every flow first looks for runs of dead processes.
 """
 
@@ -44,7 +44,7 @@ _OPEN = [StateType.PENDING, StateType.RUNNING]
 
 
 def start(flow: Any, parameters: dict[str, Any]) -> Any:
-    """Run a flow in this process and return its last state. From its first record on, the run says which process it is.
+    """Run a flow in this process and return its last state. The run is tagged with its process from the start.
 
     A tag by `prefect.tags` would be inherited by every task run, and cost each a slot of its own. Raises Refused as
     `prefect_errors` does.
@@ -80,7 +80,7 @@ def prefect_errors() -> Iterator[None]:
 
 
 def is_away(error: Exception) -> bool:
-    """Whether a Prefect server did not answer, or said that it could not, as where its database is away."""
+    """Whether a Prefect server did not answer, or answered that it cannot, as when its database is away."""
     while isinstance(error, ConcurrencySlotAcquisitionError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     if isinstance(error, PrefectHTTPStatusError):
@@ -89,7 +89,7 @@ def is_away(error: Exception) -> bool:
 
 
 def begin() -> None:
-    """The first step of every flow: say which process it is, and clear away what killed runs left behind."""
+    """The first step of every flow: tag its run with this process, and end the runs of killed processes."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         if _without_traceback not in logger.filters:
@@ -132,19 +132,19 @@ def _unfinished(client: Any) -> list[Any]:
 
 
 def _free_slots(client: Any, alive: list[Any]) -> None:
-    """Free slots that no living run says it holds: a run may be killed before it could write down its lease."""
+    """Free slots that no living run is tagged with: a run may have been killed before it was tagged with its lease."""
     held = sum(any(tag.startswith(_LEASE) for tag in run.tags) for run in alive)
-    with suppress(ObjectNotFound):  # before the first run
+    with suppress(ObjectNotFound):  # there is no limit before the first run
         if client.read_global_concurrency_limit_by_name(TRAINING).active_slots > held:
             client.update_global_concurrency_limit(TRAINING, GlobalConcurrencyLimitUpdate(active_slots=held))
 
 
 @contextmanager
 def slot(name: str) -> Iterator[None]:
-    """Hold a slot of a limit, which has one unless somebody raised it, after waiting for it, until the block ends.
+    """Wait for a slot of a limit, and hold it until the block ends. A limit has one slot unless somebody raised it.
 
-    A deployment's own limit would do for a flow as a whole, but ends it while a person is asked, and where the server
-    is away for four minutes: Prefect takes such a slot back.
+    A deployment's own limit does not do: Prefect takes its slot back, which ends the flow, while a person is asked, and
+    when the server is away for four minutes.
     """
     with get_client(sync_client=True) as client:
         try:
@@ -166,9 +166,9 @@ def slot(name: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(task: str, flow: str) -> Iterator[None]:
-    """Hold the right to work on a task, after waiting for scheduled flows that run, or ask a person, on this server.
+    """Wait until no scheduled flow of a task runs, or asks a person, on this server; then hold the right to work on it.
 
-    Raises Busy for a flow of this checkout that meets it on no server.
+    Raises Busy if a flow of this checkout works on the task without this server.
     """
     with slot(f"retrain-{task}"), at_work(task, flow):
         yield
@@ -184,7 +184,7 @@ def _tag(client: Any, *tags: str) -> None:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Reduce a refusal to its sentence; whatever else goes wrong keeps its traceback."""
+    """Reduce a refusal to its sentence; any other error keeps its traceback."""
     if record.exc_info and isinstance(record.exc_info[1], Refused):
         record.exc_info = None
     return True

@@ -1,4 +1,4 @@
-"""Serves the flows as deployments, retraining by the schedules of params.yaml, until it is stopped.
+"""Serve the flows as deployments until stopped; retraining follows the schedules of params.yaml.
 
 python -m flows serve --servers
 """
@@ -25,7 +25,7 @@ scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set 
 
 
 def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
-    """Serve until the process is told to stop, which is 0. `top` exits after misuse. Raises Refused for no server."""
+    """Serve until a signal comes; returns the exit code. `top` exits after misuse. Raises Refused without a server."""
     ports = arguments["prefect_port"], arguments["mlflow_port"]
     if ports[0] == ports[1]:
         top.error(f"--prefect-port and --mlflow-port are both {ports[0]}; each needs its own")
@@ -41,7 +41,7 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
                 _start_servers(stack, *ports)
         elif not servers.is_configured():
             raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
-        # In a group of its own, so that its flow runs end with it, whoever is told to stop.
+        # In a process group of its own, so that its flow runs end with it, whichever process gets the signal.
         runner = child.start([sys.executable, "-c", "from flows import runner; runner.run()"])
         stack.callback(child.end, runner)
         return runner.wait()
@@ -49,10 +49,10 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
 
 
 def deployments(params: Params) -> list[Any]:
-    """What is served: a scheduled retraining for each task that has a schedule; for each that is watched a scheduled
-    look at its counts and the rollback that may follow from it; and by hand the two other flows, in the checkout.
+    """The served deployments: a scheduled retraining for each task with a schedule; a scheduled look at the counts, and
+    the rollback that may follow, for each watched task; and the two other flows by hand, in the checkout.
 
-    A retraining that is due while one runs, or waits for its answer, waits in turn.
+    A retraining that is due while another one runs, or waits for its answer, waits its turn.
     """
     from prefect.schedules import Cron
     from prefect.types.entrypoint import EntrypointType
@@ -82,13 +82,13 @@ def deployments(params: Params) -> list[Any]:
 
 
 def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
-    """Start both servers, to be ended with the stack, and say where they are once they answer.
+    """Start both servers, which end with the stack, and print their addresses once they answer.
 
     Raises Refused if a port is taken, or a server does not start.
     """
     from clinrl.runtime.guard import address_of, listen
 
-    # Open as long as this process: the port of a server that ended, and the password, must not go to somebody else.
+    # Open as long as this process: nobody else must get the port of a server that ended, and with it the password.
     listening = [
         stack.enter_context(listen(servers.HOST, number, f"{option}, or stop what listens there"))
         for option, number in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port))
@@ -108,9 +108,9 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
 
 
 def runs(url: str, login: str) -> dict[str, str]:
-    """Where MLflow's pages show the runs of each registered task: without the last word they would open on traces.
+    """The page of each registered task's runs in MLflow. Without `workflowType` it would open on traces.
 
-    Empty if the server does not tell: it is a convenience.
+    Empty if the server does not answer: the addresses are a convenience.
     """
     import httpx
 

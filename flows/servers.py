@@ -29,28 +29,28 @@ PREFECT_HOME = Path(".clinrl/prefect")
 STARTUP_S = 120.0
 """Seconds that a server may take until it answers. A new database costs ten on an idle machine."""
 GRACE_S = 4.0
-"""Seconds that a server has to write down what it knows when the process that started it is gone."""
+"""Seconds that a server has to finish its writes after the process that started it is gone."""
 LOGS_S = 7 * 86400.0
 """Seconds that the log of a server is kept after its last line."""
 PRIVATE = "CLINRL_PRIVATE_PREFECT"
-"""Set where the Prefect server is private to this process, so that no person can answer through it."""
+"""The variable that is set if the Prefect server is private to this process, so that nobody can answer through it."""
 MLFLOW_LOGIN = "CLINRL_MLFLOW_LOGIN"
-"""User and password that the MLflow server asks for."""
+"""The variable with the user and the password that the MLflow server asks for."""
 MLFLOW_STORE = "CLINRL_MLFLOW_STORE"
-"""The SQLite file that the MLflow server serves."""
+"""The variable with the SQLite file that the MLflow server serves."""
 
 _SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-    # A watch runs every few minutes. Runs of 90 days ago are forgotten; the audit log is the record.
+    # A watch runs every few minutes. Runs older than 90 days are deleted; the audit log is the record.
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-    # In memory, a lease is forgotten with the server and its slot stays taken for good.
+    # A lease in memory is lost with the server, and its slot stays taken for good.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
 
 
 def configure() -> None:
-    """Settle Prefect's environment before it is imported. What the user has set stays."""
+    """Set Prefect's environment variables before Prefect is imported. Values that the user has set stay."""
     os.environ.setdefault("PREFECT_HOME", str(PREFECT_HOME.resolve()))
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", str(int(STARTUP_S)))
     for name, value in _SETTINGS.items():
@@ -63,9 +63,9 @@ def is_configured() -> bool:
 
 
 def begin_private() -> "subprocess.Popen[str] | None":
-    """Begin to start a private Prefect server and point this process to it; None where a server is configured.
+    """Start a private Prefect server and point this process to it; None if a server is configured.
 
-    It answers only once `wait` has returned.
+    The server answers only once `wait` has returned.
     """
     if is_configured():
         return None
@@ -79,7 +79,7 @@ def begin_private() -> "subprocess.Popen[str] | None":
 
 
 def health() -> str:
-    """The URL at which the configured Prefect server says that it is well."""
+    """The health URL of the configured Prefect server."""
     return f"{os.environ['PREFECT_API_URL']}/health"
 
 
@@ -114,7 +114,7 @@ def mlflow(listening: socket.socket, login: str) -> "subprocess.Popen[str]":
 
 
 def prefect_app() -> "Fence":
-    """Prefect behind the fence. It asks for its authentication string itself, which no browser adds by itself."""
+    """Prefect behind the fence. Prefect checks its authentication string, which no browser sends by itself."""
     from prefect.server.api.server import create_app
 
     from clinrl.runtime.guard import Fence
@@ -123,7 +123,7 @@ def prefect_app() -> "Fence":
 
 
 def mlflow_app() -> "Fence":
-    """MLflow behind the fence, which asks for the password: MLflow needs a second database of users to do so."""
+    """MLflow behind the fence, which checks the password: MLflow would need a second database of users to do so."""
     from clinrl.runtime.guard import Fence
     from clinrl.tracking import mlflow_store
 
@@ -132,16 +132,16 @@ def mlflow_app() -> "Fence":
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Wait until no other process of this project starts a server: two cannot make one database at once."""
+    """Wait until no other process of this project starts a server: two cannot create one database at once."""
     with locked(paths.locks() / "servers.lock"):
         yield
 
 
 def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "") -> None:
-    """Wait until a server answers at a URL. Whoever gives a login keeps the server's socket open meanwhile, or it could
-    go to another process that took the port of a server that ended.
+    """Wait until a server answers at a URL. Raises Refused if it ends, or is ended since it did not answer in time.
 
-    Raises Refused if the server ends or does not answer in time; it is ended then.
+    A caller with a `login` must keep the server's socket open meanwhile: else another process could take the port of a
+    server that ended, and receive the login.
     """
     deadline = time.monotonic() + STARTUP_S
     while True:
@@ -158,13 +158,13 @@ def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "
 def _start(name: str, listening: socket.socket, settings: dict[str, str]) -> "subprocess.Popen[str]":
     app = ["--factory", f"flows.servers:{name}_app", "--app-dir", str(Path(__file__).parents[1])]
     says = ["--lifespan", "on", "--log-level", "error"]
-    ends = ["--timeout-graceful-shutdown", "2"]  # seconds; a page that is open elsewhere would hold it for ever
+    ends = ["--timeout-graceful-shutdown", "2"]  # seconds; an open page elsewhere would keep it for ever
     command = [sys.executable, "-m", "uvicorn", *app, *says, *ends, "--fd", str(listening.fileno())]
-    # uvicorn takes the socket for a Unix one, so that nobody else sets this: an answer in parts would take 40 ms more.
+    # uvicorn takes the socket for a Unix one and does not set this: an answer in parts would take 40 ms more.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     credentials.private_folder()
     for old in credentials.FOLDER.glob("*.log"):
-        with suppress(FileNotFoundError):  # another process sweeps too
+        with suppress(FileNotFoundError):  # another process deletes logs too
             if time.time() - old.stat().st_mtime > LOGS_S:
                 old.unlink()
     with _log(name).open("w") as log:
@@ -180,7 +180,7 @@ def _answers(url: str, login: str) -> bool:
     import httpx
 
     user, _, password = login.partition(":")
-    try:  # without the environment: a proxy knows nothing of this loopback
+    try:  # without the environment: its proxy cannot reach this loopback
         return httpx.get(url, auth=(user, password), timeout=5, trust_env=False).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False

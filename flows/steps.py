@@ -1,7 +1,7 @@
-"""The tasks: a stage of dvc.yaml in a child process, and what changes names rather than files.
+"""The tasks of Prefect: a stage of dvc.yaml in a child process, and the steps that change names rather than files.
 
-Prefect caches nothing here, since DVC knows what is up to date and the registry knows what it holds. A step that is
-repeated therefore does what was left undone, or nothing.
+Prefect caches nothing here, since DVC knows what is up to date and the registry knows what it holds. A repeated step
+therefore does the work that is left, or nothing.
 """
 
 import re
@@ -29,12 +29,12 @@ from flows import interpreter, records, runs
 LIGHT = {"dataset", "import", "validate", "validate-import", "probe"}
 """Stages that neither train nor load a model: they may run beside a training."""
 LAST_WORDS = 15
-"""Lines of a stage that are kept to say why it failed."""
+"""The number of last lines of a stage that are kept to explain a failure."""
 CHATTER = ("Updating lock file", "Generating lock file", "Use `dvc push`", "To track the changes")
-"""What DVC says after every stage."""
+"""The beginnings of the lines that DVC prints after every stage."""
 BUSY_RETRIES = 8
 AWAY_S = [1.0, 5.0, 20.0]
-"""Seconds before each new attempt at a registry that did not answer, or at what another process held."""
+"""Seconds before each new attempt at a registry that did not answer, or at a lock that another process held."""
 
 _LOCKED = ("Unable to acquire lock", "is busy, it is being blocked by")
 _EXITED = re.compile(r"exited with (-?\d+)$")
@@ -64,7 +64,7 @@ REGISTRY: dict[str, Any] = {
     "retry_condition_fn": _failed_with(RegistryError, Busy),
     "cache_policy": NO_CACHE,
 }
-"""How a task that speaks to the registry is repeated."""
+"""The options of a task that uses the registry: how it is retried."""
 
 
 @task(
@@ -76,11 +76,11 @@ REGISTRY: dict[str, Any] = {
     cache_policy=NO_CACHE,
 )
 def repro(stage: str, name: str) -> None:
-    """Bring one stage up to date, not those before it, and pass its lines on to the run's log.
+    """Bring one stage up to date, without the stages before it, and pass its output on to the run's log.
 
-    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words, ParamsError
-    before DVC makes paths of a params.yaml that is wrong, and Refused as `interpreter.stages_python` does, or as
-    `records.check` does.
+    Training, evaluating and merging wait for their slot. Raises StageFailed with the stage's own last message,
+    ParamsError for an invalid params.yaml, before DVC makes paths of it, and Refused as `interpreter.stages_python`
+    does, or as `records.check` does.
     """
     logger, words = get_run_logger(), deque[str](maxlen=LAST_WORDS)
 
@@ -91,7 +91,7 @@ def repro(stage: str, name: str) -> None:
 
     with nullcontext() if stage in LIGHT else runs.slot(runs.TRAINING):
         params = load_params()
-        if stage == "import":  # DVC would name the path, and not why it is missing
+        if stage == "import":  # DVC would name a missing path, but not why it is missing
             records.check(params, name)
         dvc_state.fence()
         python = interpreter.stages_python()
@@ -112,14 +112,14 @@ def failure(address: str, code: int, words: list[str]) -> StageFailed:
     own = next((line for line in reversed(words) if line.startswith("clinrl: ")), None)
     dvcs = next((line for line in reversed(words) if line.startswith("ERROR: ")), None)
     found = next(filter(None, (_EXITED.search(line) for line in reversed(words))), None)
-    reason = (own or dvcs or (words[-1] if words else f"exit code {code}, without a word")).split(": ", 1)[-1]
+    reason = (own or dvcs or (words[-1] if words else f"exit code {code}, without any output")).split(": ", 1)[-1]
     return StageFailed(f"{address} failed: {reason}", int(found[1]) if found and int(found[1]) > 0 else 1)
 
 
 def bring_up_to_date(addresses: list[str], done: Callable[[str], None] | None = None) -> list[str]:
-    """Run the stages that are not up to date, in the given order, and return their addresses. `done` hears of each.
+    """Run the stages that are not up to date, in the given order, and return their addresses. Calls `done` with each.
 
-    DVC judges a stage by its inputs as they are, so what follows a stage that ran is handed to DVC without asking.
+    DVC judges a stage by its present inputs, so every stage after the first stale one is given to DVC unasked.
     """
     states = dvc_states(addresses)
     first = next((i for i, address in enumerate(addresses) if states[address] != "up to date"), len(addresses))
@@ -133,7 +133,7 @@ def bring_up_to_date(addresses: list[str], done: Callable[[str], None] | None = 
 
 @task(task_run_name="register {name}", **REGISTRY)
 def register(name: str) -> Entry:
-    """Put a version or a merge into the registry; the same one is never there twice."""
+    """Register a version or a merge; the same one is never registered twice."""
     entry = versions.register(load_params(), name)
     get_run_logger().info("%s is version %d of %s", name, entry.number, entry.model)
     return entry
@@ -141,7 +141,7 @@ def register(name: str) -> Entry:
 
 @task(task_run_name="decide {name}", **REGISTRY)
 def decide(name: str) -> Decision:
-    """Hold a registered version against its gate, and write the decision down."""
+    """Decide on a registered version by its gate, and record the decision."""
     decision = decisions.decide(load_params(), name)
     for reason in decision.reasons:
         get_run_logger().info("%s", reason)
@@ -158,14 +158,14 @@ def promote(name: str, decision: Decision, approval: dict[str, Any], approved: s
 
 @task(task_run_name="refuse {decision.candidate}", cache_policy=NO_CACHE)
 def refuse(decision: Decision, reason: str) -> None:
-    """Write down that a version or a merge was not approved."""
+    """Record that a version or a merge was not approved."""
     promotion.refuse(load_params(), decision, reason)
     get_run_logger().info("%s was not approved: %s", decision.candidate, reason)
 
 
 @task(task_run_name="draft {task_name}", cache_policy=NO_CACHE)
 def draft(task_name: str) -> Draft:
-    """Write the next version of a task into params/drafts.yaml, from its champion's mined errors."""
+    """Write the next version of a task into params/drafts.yaml, from its champion's error analysis."""
     made = drafts.stage(load_params(), task_name)
     rules = ", ".join(target.rule for target in made.targets)
     get_run_logger().info("%s is drafted from %s for %s; lever: %s", made.name, made.parent, rules, made.lever)
@@ -174,7 +174,7 @@ def draft(task_name: str) -> Draft:
 
 @task(task_run_name="drop {made.name}", **REGISTRY)
 def drop(made: Draft, reason: str) -> None:
-    """Take a draft without a gain out of params/drafts.yaml, and from its place as candidate; its reports stay."""
+    """Take a draft without a gain out of params/drafts.yaml, and remove its alias `candidate`; its reports stay."""
     held = versions.holder(made.task, versions.CANDIDATE)
     if held is not None and held.name == made.name:
         versions.point(made.task, versions.CANDIDATE, None)

@@ -1,4 +1,4 @@
-"""One flow of a task at a time, among those of one checkout that meet on no server; and runs that come too late."""
+"""Turns of flows: one flow of a task at a time in a checkout, if no server orders them; and runs that come too late."""
 
 import os
 import time
@@ -11,14 +11,14 @@ from clinrl.artifacts import locked
 from clinrl.errors import Busy
 
 OVERTAKEN = "Overtaken"
-"""How a run ends that did nothing, since it `is_overtaken`."""
+"""The state of a run that did nothing, since it `is_overtaken`."""
 
 
 @contextmanager
 def at_work(task: str, flow: str) -> Iterator[None]:
     """Hold the right to work on a task until the block ends. Raises Busy, naming the flow that holds it.
 
-    The kernel drops the lock with its process.
+    The kernel releases the lock when the process ends.
     """
     file = paths.locks() / f"flow-{task}.lock"
     with locked(file, waits=False) as stream:
@@ -34,10 +34,11 @@ def at_work(task: str, flow: str) -> Iterator[None]:
 
 
 def is_overtaken() -> bool:
-    """Whether a run with this one's deployment and parameters did its work that began after this was due: after weeks
-    off, one is due for each. A run that a person had begin again never is.
+    """Whether another run of this deployment, with the same parameters, began after this one was due, and completed.
+
+    After weeks without a server, a run is due for each week. A run that a person started again is never overtaken.
     """
-    from prefect import get_client  # of flows in a terminal, most need none of it
+    from prefect import get_client  # here, since most flows in a terminal do not need it
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import StateType
     from prefect.runtime import flow_run

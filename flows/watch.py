@@ -1,10 +1,10 @@
-"""What is served, looked at by a schedule: an alarm is an event, and an automation acts on it.
+"""Watching of served models by a schedule: an alarm is sent as an event, and an automation acts on it.
 
     python -m flows watch esi
 
-Drift starts the retraining, which notes that it has begun. A champion whose safety metric is above its limit is rolled
-back, as somebody approved beforehand. Whoever reaches the server can send such an event, so the rollback looks at the
-counts itself.
+Drift starts the retraining, which records that it has begun. A champion with a safety metric above its limit is rolled
+back, if a person approved that beforehand. Anybody who reaches the server can send such an event, so the rollback
+checks the counts itself.
 """
 
 import os
@@ -28,48 +28,48 @@ from flows import runs, servers
 
 
 def resource(task: str) -> dict[str, str]:
-    """What an event of a task is about."""
+    """The resource that the events of a task are about."""
     return {"prefect.resource.id": f"clinrl.served.{task}"}
 
 
 def trigger(task: str, kind: str) -> DeploymentEventTrigger:
-    """The automation by which an alarm of a kind starts a deployment with the name of the task."""
+    """The automation that starts a deployment with the name of the task at an alarm of a kind."""
     return DeploymentEventTrigger(
         name=f"clinrl: {kind} of {task}", expect={f"clinrl.{kind}"}, match=resource(task), parameters={"task": task}
     )
 
 
 def champion_of(params: Params, task: str) -> Entry | None:
-    """The champion by the audit log, which a rollback that was cut short has not changed yet; without one, by name."""
+    """The champion by the audit log, which an interrupted rollback has not changed yet; without one, by its alias."""
     recorded = recorded_champion(task, audit_log.lines(params))
     return versions.by_digest(task, recorded) or versions.holder(task, versions.CHAMPION)
 
 
 DAYS = 3
-"""Days on which drift of a version is sent: where another machine retrains, nothing on this one says that it began."""
+"""Days on which drift of a version is sent: this machine does not see whether another one began a retraining."""
 SENT = "{} sent on day {}"
 
 
 @flow(flow_run_name="watch-{task}")
 def watch(task: str) -> State[None]:
-    """Look at the counts of a task's champion, and send an event for each kind of alarm that nothing has followed yet.
+    """Check the counts of a task's champion, and send an event for each kind of alarm without a consequence so far.
 
-    Harm is sent at each look until a rollback has followed, and once a day where a person has to decide; drift on
-    `DAYS` days until a retraining has begun: an event may be lost.
+    A safety alarm is sent at each check until a rollback has followed, or once a day if a person has to decide; drift
+    is sent on `DAYS` days until a retraining has begun. An event may be lost, so it is sent more than once.
     """
     runs.begin()
     params = load_params()
     champion = champion_of(params, task)
     if champion is None:
         return Completed(message=f"{task} has no champion, so nothing is watched")
-    if not paths.watched(task).exists():  # looking would make it
+    if not paths.watched(task).exists():  # reading the counts would create it
         return Completed(message=f"{task} was never served from this machine, so nothing is watched here")
     found = standing(params, champion)
     new = [kind for kind in found.alarms if kind not in found.raised]
     for kind in new:
         why = left_to_a_person(params, task, champion) if kind == SAFETY else ""
         get_run_logger().warning("alarm: %s of %s", kind, why or champion.name)
-        if os.environ.get(servers.PRIVATE):  # where nothing acts on an event
+        if os.environ.get(servers.PRIVATE):  # nothing acts on an event there
             continue
         today = store.today()
         sent = [day for day in range(today - DAYS, today + 1) if was_acted_on(champion, SENT.format(kind, day))]
@@ -84,7 +84,7 @@ def watch(task: str) -> State[None]:
 
 
 def note_drift(params: Params, task: str) -> None:
-    """Write down that a retraining has begun, if the champion's requests have drifted by the counts of this machine."""
+    """Record that a retraining has begun, if the champion's requests have drifted by the counts of this machine."""
     champion = champion_of(params, task)
     if champion is None or not paths.watched(task).exists():
         return
@@ -94,7 +94,7 @@ def note_drift(params: Params, task: str) -> None:
 
 
 def left_to_a_person(params: Params, task: str, champion: Entry) -> str:
-    """Why a champion that is above its limit is not rolled back by itself; empty if it is."""
+    """The reason why a champion above its limit is not rolled back automatically; empty if it is."""
     lines = audit_log.lines(params)
     if not settings_of(params, task).approver:
         return (
@@ -111,10 +111,10 @@ def left_to_a_person(params: Params, task: str, champion: Entry) -> str:
 
 @flow(flow_run_name="rollback-{task}")
 def rollback(task: str) -> State[None]:
-    """Bring the previous champion back if labels show that the safety metric of this one is above its limit.
+    """Restore the previous champion if labels show that the safety metric of the present one is above its limit.
 
-    Once for a version: if a person makes it the champion again, that person has decided. Raises GateError if nobody
-    approved beforehand, if the previous champion is above its limit too or was rolled back, or where no counts are.
+    This happens once per version: a person who makes it the champion again has decided. Raises GateError if nobody
+    approved beforehand, if the previous champion is above its limit too or was rolled back, or if there are no counts.
     """
     runs.begin()
     params = load_params()

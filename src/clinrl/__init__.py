@@ -1,11 +1,11 @@
 """clinrl: trains, evaluates, merges and registers GRPO LoRA adapters for clinical reasoning. Research only.
 
-What a notebook needs is here, and is imported when it is first asked for; docs/api.md shows it.
+The names that a notebook needs are here; each is imported on its first use. docs/api.md describes them.
 """
 
 from typing import TYPE_CHECKING, Any
 
-import clinrl_loader as clinrl_loader  # before MLflow could import the copy that lies in a registered folder
+import clinrl_loader as clinrl_loader  # before MLflow can import the copy in a registered folder
 
 if TYPE_CHECKING:
     from clinrl.config.params import load_params as load_params

@@ -1,4 +1,4 @@
-"""`python -m clinrl` is `clinrl` with the interpreter that runs it."""
+"""Run `clinrl` as `python -m clinrl`, with an interpreter of one's choice."""
 
 import gc
 import sys
@@ -8,12 +8,12 @@ from clinrl.cli.main import main
 
 
 def program() -> int:
-    """The command line as a process: its exit code."""
+    """Run the command line as a process of its own, and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may not have every character
+            stream.reconfigure(errors="replace")  # the terminal's encoding may lack a character
     code = main()
-    gc.freeze()  # else Python's end looks through all that was imported, for a second where MLflow was
+    gc.freeze()  # else the interpreter scans all imported objects at exit: a second with MLflow
     return code
 
 

@@ -24,9 +24,10 @@ from clinrl.types import Manifest
 
 MANIFEST = "manifest.json"
 MADE = ".made-by-clinrl"
-"""The mark of a folder that a command replaces."""
+"""The file that marks a folder as made by a command, which may replace it."""
 AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
-"""DVC trusts read-only objects of its cache unseen, an altered one too; one that may be written it looks at again."""
+"""How to mend an altered output. DVC never checks read-only objects of its cache, not even altered ones; it checks
+writable objects again."""
 
 
 _STAGE, _PART = re.compile(r"  (\S+):\n"), re.compile(r"    (\w+):.*\n")
@@ -49,9 +50,9 @@ def sha256_file(path: Path) -> str:
 
 
 def md5(path: Path) -> str:
-    """DVC's digest of a file: the MD5 of its bytes; of a folder: that of the list of its files, and `.dir`.
+    """DVC's digest of a path: the MD5 of a file's bytes, or the MD5 of a folder's list of files with `.dir` appended.
 
-    Raises OSError if it cannot be read.
+    Raises OSError if the path cannot be read.
     """
     if not path.is_dir():
         with path.open("rb") as stream:
@@ -62,8 +63,10 @@ def md5(path: Path) -> str:
 
 
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file that grows by lines, but for what is not whole: a line that is being written, or that
-    a kill or a full disk cut short. A missing file has none."""
+    """The JSON objects of a file to which lines are appended, without incomplete lines.
+
+    A line is incomplete while it is being written, or if a kill or a full disk cut it short. A missing file has none.
+    """
     with suppress(FileNotFoundError), path.open("rb") as stream:
         for line in stream:
             with suppress(ValueError):
@@ -72,17 +75,17 @@ def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a folder and of those in it, sorted; of a file, itself; none where nothing is."""
+    """The files in a folder and its subfolders, sorted; the file itself for a file; none for a missing path."""
     return [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 
 def digests(folder: Path, without: str = "") -> dict[str, str]:
-    """SHA-256 of the files in a folder by their paths in it, those of one name left out."""
+    """SHA-256 of each file in a folder, by relative path; files named `without` are left out."""
     return {str(file.relative_to(folder)): sha256_file(file) for file in files_of(folder) if file.name != without}
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write readable, sorted, newline-terminated JSON at once: a reader sees the old file or the new one."""
+    """Write readable, sorted, newline-terminated JSON atomically: a reader sees the old file or the new one."""
     write_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -91,20 +94,20 @@ def dump_yaml(content: Mapping[str, Any]) -> str:
     from ruamel.yaml import YAML
 
     writer, text = YAML(typ="safe", pure=True), io.StringIO()
-    writer.default_flow_style, writer.width = False, 1 << 16  # in braces it leaves words bare that it cannot read again
+    writer.default_flow_style, writer.width = False, 1 << 16  # in flow style some unquoted words cannot be read back
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel.yaml declares it as None
     writer.dump(content, text)
     return text.getvalue()
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace a file's text at once, creating its folder. Bytes reach the disk before the name does.
+    """Replace a file's text atomically, creating its folder. The bytes are on disk before the file has its name.
 
-    `mode` is that of a new file, less the umask: one that is private is so at every moment.
+    The file is created with `mode`, less the umask, so that a private file is private from the start.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.unlink(missing_ok=True)  # of a killed process with this number
+    partial.unlink(missing_ok=True)  # of a killed process with the same id
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -119,8 +122,8 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 def staged(target: Path) -> Iterator[Path]:
     """A private directory that becomes `target` when the block ends without an exception; otherwise it is removed.
 
-    What `target` held before steps aside by its name alone and is deleted only then, so that a kill cannot leave half
-    of it there. Leftovers of killed runs (same target, dead process) are swept on entry.
+    The old `target` is renamed first and deleted last, so that a kill cannot leave half of it under that name.
+    Leftovers of killed runs (same target, dead process) are removed on entry.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for kind in ("partial", "former"):
@@ -142,9 +145,9 @@ def staged(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def replaced(target: Path, command: str) -> Iterator[Path]:
-    """`staged`, for a folder of a name that a person chose: it replaces what the same command made, and nothing else.
+    """`staged` for a folder that a person named: replaces only a folder that the same command made.
 
-    Raises ParamsError for a folder that holds anything besides, or a file that was changed since.
+    Raises ParamsError if the folder holds anything else, or a file that was changed since.
     """
     if target.is_symlink() or (target.exists() and not _is_as_made(target, command)):
         raise ParamsError(
@@ -157,7 +160,7 @@ def replaced(target: Path, command: str) -> Iterator[Path]:
 
 
 def _is_as_made(target: Path, command: str) -> bool:
-    """Whether a folder is empty, or holds the very files that the command wrote."""
+    """Whether a folder is empty, or holds exactly the files that the command wrote."""
     try:
         made = json.loads((target / MADE).read_bytes())
         return bool(made == {"command": command, "files": digests(target, without=MADE)})
@@ -169,20 +172,20 @@ def _is_as_made(target: Path, command: str) -> bool:
 def exclusive(target: Path, folder: Path | None = None) -> Iterator[None]:
     """Hold the right to write `target` until the block ends, or raise Busy at once if another process holds it.
 
-    The lock lies in `folder`, or with the others of this checkout. The kernel drops it with the process, so a killed
-    run blocks nobody.
+    The lock file lies in `folder`, by default with the other locks of this checkout. The kernel releases the lock when
+    the process ends, so a killed run blocks nobody.
     """
-    with locked((folder or paths.locks()) / (str(target).replace("/", "-") + ".lock"), waits=False) as held:
-        if held is None:
+    with locked((folder or paths.locks()) / (str(target).replace("/", "-") + ".lock"), waits=False) as stream:
+        if stream is None:
             raise Busy(f"another command is writing {target}; wait for it to end and start this one again")
         yield
 
 
 @contextmanager
 def locked(file: Path, *, waits: bool = True) -> Iterator[TextIO | None]:
-    """Hold a file's lock until the block ends; None at once if another process has it and this one does not wait.
+    """Hold a file's lock until the block ends. Without `waits`, yield None at once if another process holds the lock.
 
-    The kernel drops the lock with its process, so that a killed one blocks nobody.
+    The kernel releases the lock when the process ends, so a killed process blocks nobody.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream:
@@ -212,7 +215,7 @@ def seal(folder: Path, **fields: Any) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an artefact folder, without touching its files. Raises ArtefactError if absent or malformed."""
+    """The manifest of an artefact folder, whose files are not read. Raises ArtefactError if absent or malformed."""
     path = folder / MANIFEST
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -231,7 +234,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _maker(folder: Path) -> str:
-    """The stage that made a folder once, by dvc.lock as DVC writes it; empty if that does not say."""
+    """The stage that made a folder by dvc.lock, in the layout that DVC writes; empty if dvc.lock names none."""
     stage = part = ""
     with suppress(OSError), Path("dvc.lock").open(encoding="utf-8") as lines:
         for line in lines:

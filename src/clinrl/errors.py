@@ -16,34 +16,34 @@ REFUSALS = {
     errno.EROFS: ("the disk can only be read", "mount it for writing"),
     errno.EACCES: ("access is denied", "get the right to it"),
 }
-"""What a system refuses that no code can mend, and what a person can do."""
+"""Errors of the operating system that only a person can mend: what happened, and what to do."""
 
 
 UNREAD = 141
-"""The exit code where nobody reads the output any more: what a shell says of a program that SIGPIPE ended."""
+"""The exit code when nobody reads the output any more: that of a program which SIGPIPE ended, as shells report it."""
 
 
 def echo(sentence: object) -> None:
-    """Tell whoever gave the command something, on stderr at once: stdout is for results."""
+    """Print a message for the user on stderr, unbuffered: stdout is for results."""
     print(f"clinrl: {sentence}", file=sys.stderr, flush=True)
 
 
 def mask(text: str) -> str:
-    """Text without the credentials of the addresses in it."""
+    """The text without the credentials in its URLs."""
     return re.sub(r"//[^/\s]*@", "//", text)
 
 
 class Refused(Exception):
-    """Something was not done, and the message says what, why and what to do."""
+    """A refusal: something was not done. The message says what, why and what to do."""
 
     exit_code = 1
 
 
 def exit_code_of(program: Callable[[], int]) -> int:
-    """Run a program; its exit code, or that of the refusal, interrupt or full disk that ended it, said on stderr.
+    """Run a program and return its exit code, or that of the refusal, interrupt or system error that ended it.
 
-    Whoever read the output may have gone away, as `head` does: that is no fault, and nothing is said. Whatever else
-    went wrong is a fault, and is passed on with its traceback.
+    The reason goes to stderr. If the reader of the output went away, as `head` does, that is no fault, and nothing is
+    printed. Every other exception is a fault and is passed on with its traceback.
     """
     try:
         return _run_and_flush(program)
@@ -76,11 +76,11 @@ P = ParamSpec("P")
 
 
 def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
-    """A program that ends as `exit_code_of` says."""
+    """Wrap a program so that it ends as `exit_code_of` describes."""
 
     @wraps(main)
-    def run(*words: P.args, **named: P.kwargs) -> int:
-        return exit_code_of(lambda: main(*words, **named))
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        return exit_code_of(lambda: main(*args, **kwargs))
 
     return run
 
@@ -89,57 +89,57 @@ def _run_and_flush(program: Callable[[], int]) -> int:
     try:
         return program()
     finally:
-        if sys.stdout is not None:  # somebody closed it
+        if sys.stdout is not None:  # None if the program was started with a closed stdout
             sys.stdout.flush()
 
 
 def _drop(numbers: Iterable[int]) -> None:
-    """Let what is still in a buffer go nowhere: when the process ends it would fail again, with another exit code."""
+    """Point descriptors at /dev/null: flushing their buffers at exit would fail again, with another exit code."""
     for number in numbers:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _is_unread(number: int) -> bool:
-    """Whether a descriptor is a pipe that nobody reads."""
+    """Whether a descriptor is a pipe without a reader."""
     poll = select.poll()
     poll.register(number, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 class ParamsError(Refused):
-    """params.yaml asks for something that cannot be: names the key, the value and what is allowed."""
+    """params.yaml asks for something impossible. The message names the key, the value and the allowed values."""
 
     exit_code = 2
 
 
 class ArtefactError(Refused):
-    """An artefact is missing, incomplete or altered: names the file and how to get it back."""
+    """An artefact is missing, incomplete or altered. The message names the file and how to get it back."""
 
 
 class DataError(Refused):
-    """A case or a data set is not what it must be: names the file, the row and the column."""
+    """A case or a data set is invalid. The message names the file, the row and the column."""
 
 
 class ProbeError(Refused):
-    """A reward or a stream would teach the wrong thing: names the policy that it pays."""
+    """A reward or a sampling would teach the wrong thing. The message names the policy that it pays."""
 
 
 class TrainingError(Refused):
-    """Training ended without an adapter: names the step, and whether the same command continues it."""
+    """Training ended without an adapter. The message names the step, and whether the same command continues it."""
 
     exit_code = 3
 
 
 class OutOfMemory(Refused):
-    """Memory ran out: names the place, and the key of machine.yaml to set."""
+    """Memory ran out. The message names the place, and the key of machine.yaml to set."""
 
 
 class EngineError(Refused):
-    """A server that samples did not do it: names its address, and what to do."""
+    """A sampling server failed. The message names its address, and what to do."""
 
 
 class Alarmed(TrainingError):
-    """An alarm ended a training: the same command would end the same way."""
+    """An alert ended a training; the same command would end the same way."""
 
     exit_code = 4
 
@@ -151,51 +151,52 @@ class Busy(Refused):
 
 
 class GateError(Refused):
-    """A version may not be released: names the limit that broke, or what the decision was not about."""
+    """A version may not be released. The message names the broken limit, or what changed since the decision."""
 
 
 class RegistryError(Refused):
-    """The model registry did not do what was asked: names the server, the model or the alias."""
+    """The model registry did not do what was asked. The message names the server, the model or the alias."""
 
 
 class Unregistered(RegistryError):
-    """The model registry was asked, and has no such model, version or alias."""
+    """The model registry answered that it has no such model, version or alias."""
 
 
 class SignatureError(Refused):
-    """A key or a signature is not what it must be: names the file, and what to do; never a secret."""
+    """A key or a signature is not valid. The message names the file, and what to do, but never a secret."""
 
 
 MAX_NAMES = 20
-"""Allowed names that a refusal lists: some five lines of a terminal."""
+"""A refusal lists at most this many allowed names: some five lines of a terminal."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
 
 
 def format_value(value: object) -> str:
-    """A value as a refusal quotes it: at most 60 characters, and of a large one no more is looked at."""
+    """A value as a refusal quotes it: at most 60 characters. A large value is not formatted as a whole."""
     text = _BRIEF.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def nearest(word: str, names: Collection[str]) -> str:
-    """The name that a misspelt word is nearest to; empty if none is near."""
-    import difflib  # when something is refused
+    """The name nearest to a misspelt word; empty if none is near."""
+    import difflib  # here, since only refusals need it
 
     return next(iter(difflib.get_close_matches(word[:80], names, n=1)), "")
 
 
 def did_you_mean(value: object, allowed: Collection[object]) -> str:
-    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names; of many, those most alike.
+    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, or the most similar ones.
 
-    Names of a task begin with it. Of a value such as esi-v99, only those that begin as it does are listed, if any do.
+    The names of a task begin with the task: for a value such as esi-v99, only names that begin with esi- are listed, if
+    there are any.
     """
     text, names = str(value)[:80], sorted(map(str, allowed))
     task, mark, _ = text.partition("-")
     own = [name for name in names if mark and name.startswith(f"{task}-")] or names
     near = nearest(text, own) or nearest(text, names)
     own = own if not near or near in own else names
-    if len(own) > MAX_NAMES:  # alike by how they begin: cheap for any number of names
+    if len(own) > MAX_NAMES:  # similar: a long common prefix, which is cheap to find for any number of names
         own = sorted(own, key=lambda name: -max(n for n in range(len(text) + 1) if name.startswith(text[:n])))
     listed = ", ".join(own[:MAX_NAMES]) or "none"
     more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""

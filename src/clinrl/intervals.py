@@ -20,17 +20,17 @@ RESAMPLES = 2000
 BOOTSTRAP_SEED = 20240229
 """Fixed, so that an interval depends on the answers alone."""
 LEAST_P = 1e-9
-"""The least p of a test over runs: below it nothing is looked for."""
+"""The smallest p that a test over runs returns."""
 DIGITS = 6
 """Decimals kept in records: enough for any table, few enough to hide the last bits of a platform's arithmetic."""
 
 
 class Paired(Strict):
-    """One yes/no metric on the same cases, answered by two: how they disagree, and the test that `paired` makes."""
+    """One yes/no metric of two models on the same cases: how they disagree, and the test that `paired` makes."""
 
     metric: str
     other: str
-    """Whom this one is compared with. Differences are this one minus the other."""
+    """The model that this one is compared with. Differences are this one minus the other."""
     b: int = Field(ge=0)
     """Cases that count for this one and not for the other."""
     c: int = Field(ge=0)
@@ -41,7 +41,7 @@ class Paired(Strict):
     """Two-sided and exact, not adjusted for the number of tests. 1.0 if nothing is discordant."""
 
 
-@lru_cache(maxsize=4096)  # the same few counts come again in every metric, level and policy
+@lru_cache(maxsize=4096)  # every metric, level and policy asks for the same few counts
 def wilson(hits: int, n: int) -> Estimate:
     """A share with its Wilson score interval (Wilson 1927). Raises ValueError unless 0 <= hits <= n and n > 0."""
     from statsmodels.stats.proportion import proportion_confint
@@ -53,7 +53,7 @@ def wilson(hits: int, n: int) -> Estimate:
 
 
 Counts = Mapping[tuple[Any, Any], int]
-"""How many cases have each gold label and answer; what no case has is not in it."""
+"""The number of cases with each pair of gold label and answer; pairs without a case are left out."""
 
 
 def bootstrap(
@@ -64,13 +64,13 @@ def bootstrap(
 ) -> Estimate | None:
     """A statistic over cases with its percentile bootstrap interval (Efron 1979), cases drawn with replacement.
 
-    With `clusters`, the name of each case's, whole clusters are drawn instead (Field and Welsh 2007), since answers
-    within one are alike. With few clusters such an interval is too narrow: in simulations of a share of 2% to 50% it
-    held the truth in 80% to 90% with 10 clusters and in 83% to 95% with 35, least for small shares, whose upper end
-    suffers. Where no draw differs, as where all are right, it has no width, which is not certainty.
+    With `clusters`, the name of each case's cluster, whole clusters are drawn instead (Field and Welsh 2007), since
+    answers within a cluster are alike. With few clusters the interval is too narrow: in simulations of a share of 2% to
+    50% its coverage was 80% to 90% with 10 clusters and 83% to 95% with 35, lowest for small shares, whose upper end is
+    too low. If all draws are equal, as when every answer is right, it has no width, which does not mean certainty.
 
-    None where the statistic is undefined (NaN) on the cases themselves. Draws on which it is undefined say nothing
-    about its spread and are left out.
+    None if the statistic is undefined (NaN) on the cases themselves. Draws on which it is undefined say nothing about
+    its spread and are left out.
     """
     cases = list(zip(golds, answers, strict=True))
     value = of(Counter(cases))
@@ -86,7 +86,7 @@ def bootstrap(
 def mean(values: Sequence[float], clusters: Sequence[str] | None = None) -> Estimate:
     """The mean of a number over cases, with a percentile bootstrap interval; `clusters` as for `bootstrap`.
 
-    Where all values are equal no draw differs, and the interval has no width. Raises ValueError for no values.
+    If all values are equal, so are all draws, and the interval has no width. Raises ValueError for no values.
     """
     import numpy
 
@@ -98,10 +98,10 @@ def mean(values: Sequence[float], clusters: Sequence[str] | None = None) -> Esti
 
 
 def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Estimate:
-    """The share of cases that a verdict holds for: Wilson's interval, or with `clusters` that of `mean`.
+    """The share of true verdicts, with Wilson's interval; with `clusters`, with the interval of `mean`.
 
-    Where it holds for all cases, or for none, the bootstrap sees no spread; the interval is then Wilson's for as many
-    cases as there are clusters, as if those within one were the same case. Raises ValueError for no verdicts.
+    If all verdicts are equal, the bootstrap sees no spread; the interval is then Wilson's for as many cases as there
+    are clusters, as if each cluster were one case. Raises ValueError for no verdicts.
     """
     hits, n = sum(verdicts), len(verdicts)
     if clusters is None:
@@ -114,20 +114,20 @@ def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Est
 
 @dataclass(frozen=True)
 class Runs:
-    """One number of several runs, as trainings of one recipe with other seeds are, on the same cases.
+    """One number of several runs on the same cases; the runs are trainings of one recipe with different seeds.
 
-    In a draw all runs are asked the same cases, or whole clusters of them; so are the runs of two recipes that were
-    measured on the same cases, whose draws are thereby paired.
+    In each draw all runs are evaluated on the same cases, or whole clusters of cases. This also holds for the runs of
+    two recipes on the same cases, so that their draws are paired.
     """
 
     values: tuple[float, ...]
     """The number of each run."""
     drawn: Any
-    """The number of each run, a column, in each draw, a row; NaN where it is undefined."""
+    """The number of each run (a column) in each draw (a row); NaN where it is undefined."""
     n: int
-    """Cases behind it."""
+    """The number of cases behind it."""
     apart: int
-    """Of these, or of their clusters, as many as are independent."""
+    """The number of independent ones: of clusters, or of cases without clusters."""
 
 
 def runs_of(
@@ -136,7 +136,7 @@ def runs_of(
     answers: Sequence[Sequence[Any]],
     clusters: Sequence[str] | None = None,
 ) -> Runs | None:
-    """A statistic of the answers of each run; None where it is undefined for one."""
+    """A statistic of the answers of each run; None if it is undefined for one of them."""
     import numpy
 
     values = tuple(of(Counter(zip(golds, run, strict=True))) for run in answers)
@@ -154,7 +154,7 @@ def runs_of(
 
 
 def runs_of_means(values: Sequence[Sequence[float | None]], clusters: Sequence[str] | None = None) -> Runs | None:
-    """The mean of a number over the cases for which a run has one; None if a run has none for any case."""
+    """The mean of a number per run, over the cases for which the run has one; None if a run has none at all."""
     import numpy
 
     table = numpy.array([[math.nan if value is None else value for value in run] for run in values], dtype=float).T
@@ -172,14 +172,14 @@ def runs_of_means(values: Sequence[Sequence[float | None]], clusters: Sequence[s
 
 @dataclass(frozen=True)
 class Spread:
-    """The variance of a mean over runs, or of a difference of two."""
+    """The variance of a mean over runs, or of a difference of two such means."""
 
     cases: float
-    """That of cases."""
+    """The part that comes from the cases."""
     cases_df: float
-    """Degrees of freedom with which it is known."""
+    """Degrees of freedom of that part."""
     runs: tuple[tuple[float, float], ...]
-    """That of runs: of each side that has several, with its degrees of freedom."""
+    """The part that comes from the runs: variance and degrees of freedom of each side that has several runs."""
 
     @property
     def is_none(self) -> bool:
@@ -187,9 +187,9 @@ class Spread:
         return not self.cases + sum(part for part, _ in self.runs)
 
     def reach(self, level: float) -> float:
-        """Half the width of an interval that misses with this probability.
+        """Half the width of an interval that misses with probability `level`.
 
-        The two parts are added as legs of a right angle are, each with a Student's t of its own (after Howe 1974).
+        The two parts are added in quadrature, each with its own Student's t (after Howe 1974).
         """
         runs = math.fsum(part for part, _ in self.runs)
         of_cases, of_runs = students(level, [self.cases_df, welch(self.runs)])
@@ -197,20 +197,20 @@ class Spread:
 
 
 def students(level: float, freedom: Any) -> Any:
-    """Student's t that is exceeded in either direction with this probability, for degrees of freedom."""
+    """The value that Student's t exceeds in either direction with probability `level`, for degrees of freedom."""
     from scipy.stats import t
 
     return t.isf(level / 2, freedom)
 
 
 def welch(parts: Sequence[tuple[Any, float]]) -> Any:
-    """Degrees of freedom of a sum of variances, or of arrays of them (Welch 1947); 1 of none."""
+    """Degrees of freedom of a sum of variances, or of arrays of variances (Welch 1947); 1 if there are none."""
     return sum(part for part, _ in parts) ** 2 / sum(part**2 / df for part, df in parts) if parts else 1.0
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two means over runs, with the test of none."""
+    """A difference of two means over runs, with the test of no difference."""
 
     estimate: Estimate
     p: float
@@ -219,8 +219,10 @@ class Difference:
 
 
 def average(runs: Runs, *, is_share: bool = False) -> Estimate:
-    """The mean over runs, with the interval of `average_difference`; of a single run that of `bootstrap`, which knows
-    nothing of other seeds. Of a share the interval ends at 0 and 1."""
+    """The mean over runs, with the interval of `average_difference`.
+
+    A single run has the interval of `bootstrap`, without any variance between seeds. That of a share is cut at 0 and 1.
+    """
     value = _mean_of(runs)
     if len(runs.values) == 1:
         return _between(value, runs.drawn[:, 0], runs.n)
@@ -229,17 +231,18 @@ def average(runs: Runs, *, is_share: bool = False) -> Estimate:
 
 
 def average_difference(mine: Runs, theirs: Runs, *, is_share: bool = False, level: float = LEVEL) -> Difference:
-    """The mean over my runs less that over theirs, its interval, and the two-sided p of no difference.
+    """The mean over `mine` less the mean over `theirs`, its interval, and the two-sided p of no difference.
 
-    The variance of cases is that of draws which both are asked, times m / (m - 1) for m independent ones, with m - 1
-    degrees of freedom. That of runs is the variance between those of a side over their number, summed over the sides
-    that have several, with the degrees of freedom of Welch 1947: between so few it is hardly known. `Spread.reach` says
-    how the two make an interval. p is the level at which it ends at 0. Of shares it ends at -1 and 1.
+    The variance from cases is that of draws which both sides share, times m / (m - 1) for m independent cases, with
+    m - 1 degrees of freedom. The variance from runs is that between the runs of a side, divided by their number, summed
+    over the sides with several runs, with the degrees of freedom of Welch 1947: few runs hardly determine it.
+    `Spread.reach` combines the two into an interval. p is the level at which the interval ends at 0. The interval of a
+    difference of shares is cut at -1 and 1.
 
-    In simulations of 2 to 6 runs a side, or against a model that is not trained, this errs no more often than it says;
-    of 2 against 5 or 6 in some 6% at 5%, since Welch's degrees are found too. Where runs are drawn as cases are, it
-    errs up to four times as often at 5%; with one t for both together, with two runs, twice as often. Where no draw and
-    no run differs there is no interval, and p is that of signs: 2 * 0.5^m.
+    In simulations of 2 to 6 runs a side, or against an untrained model, this errs no more often than it says; with 2
+    runs against 5 or 6 it errs in some 6% at 5%, since Welch's degrees of freedom are estimates too. Drawing runs as
+    cases are drawn would err up to four times as often at 5%; one t for both parts, twice as often with two runs. If
+    neither draws nor runs differ, the interval has no width, and p is that of a sign test: 2 * 0.5^m.
     """
     from scipy.optimize import brentq
 
@@ -262,7 +265,7 @@ def average_difference(mine: Runs, theirs: Runs, *, is_share: bool = False, leve
 def holm(ps: Sequence[float]) -> list[float]:
     """The p values of one family of tests, adjusted for their number (Holm 1979), in the same order.
 
-    Own code because statsmodels collects garbage at each call, which takes longer than all the tests.
+    This is own code because statsmodels collects garbage at each call, which takes longer than all the tests.
     """
     adjusted, least = list(ps), 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
@@ -279,16 +282,17 @@ def paired(
     level: float = LEVEL,
     clusters: Sequence[str] | None = None,
 ) -> Paired:
-    """Compare two on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
+    """Compare two models on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
 
     The test is McNemar's, exact (binomial on the discordant pairs), from statsmodels. The interval of the difference
     is the adjusted Wald interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width
     when nothing is discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
 
-    With `clusters`, the name of each case's, answers within one are taken for alike: whole clusters change places in
-    the test, which is that of `no_better` on both sides, and the interval is that of `average_difference`. Where each
-    case has a cluster of its own both are as without. McNemar's test erred in 11% and 21% at 5% where 200 patients came
-    four times and 100 eight times, and half of the visits were decided as the patient's others.
+    With `clusters`, the name of each case's cluster, answers within a cluster are taken to be alike: the test is that
+    of `no_better`, two-sided, which exchanges the two models in whole clusters, and the interval is that of
+    `average_difference`. If each case is its own cluster, both are as without clusters. McNemar's test erred in 11% and
+    21% at 5% where 200 patients came four times and 100 came eight times, and half of the visits were decided like the
+    other visits of the patient.
     """
     n = len(mine)
     if n == 0 or n != len(theirs):
@@ -320,7 +324,7 @@ def _bonett_price(b: float, c: float, n: int, level: float) -> tuple[float, floa
 def _paired_clusters(
     mine: Sequence[bool], theirs: Sequence[bool], level: float, clusters: Sequence[str]
 ) -> tuple[float, float, float]:
-    """The two-sided p where whole clusters change places, and the ends of the interval."""
+    """The two-sided p if the models are exchanged in whole clusters, and the ends of the interval."""
     import numpy
 
     gain = [x - y for x, y in zip(mine, theirs, strict=True)]
@@ -330,31 +334,31 @@ def _paired_clusters(
     counts, total = Counter(map(abs, gains.values())), sum(gain)
     sizes = [counts[size] for size in range(1, max(counts) + 1)]
     p = 2 * no_better(abs(total), sizes) if total else 1.0
-    draws = _draws([one + 1 for one in gain], clusters)  # of losses, ties and gains
+    draws = _draws([one + 1 for one in gain], clusters)  # columns: losses, ties and gains
     drawn = draws @ numpy.arange(-1, draws.shape[1] - 1) / draws.sum(axis=1)
     value, apart = total / len(gain), len(gains)
     spread = _spread(drawn, [Runs((value,), drawn[:, None], len(gain), apart)])
-    if spread.is_none:  # no draw differs: all clusters gain one share, as if each were so much of a case
+    if spread.is_none:  # all draws are equal: every cluster gains the same share, as that fraction of a case
         return p, *_bonett_price(apart * max(0.0, value), apart * max(0.0, -value), apart, level)
     reach = spread.reach(1 - level)
     return p, max(-1.0, value - reach), min(1.0, value + reach)
 
 
 def no_better(total: int, sizes: Sequence[int]) -> float:
-    """One-sided exact p of a paired randomisation test (Fisher 1935): the chance of a sum of gains of `total` or more,
-    were each gain as likely a loss of its size.
+    """One-sided exact p of a paired randomisation test (Fisher 1935).
 
-    `sizes` holds how many cases gained or lost 1, 2 and so on: of a case's answers, by how many more count for one than
-    for the other. With one answer a case it is McNemar's exact test. 1.0 if no case gained or lost. That the two could
-    change places is assumed: where every loss is large and every gain small, it errs more often.
+    This is the chance of a sum of gains of `total` or more, if each gain were as likely to be a loss of the same size.
+    `sizes` holds the number of cases that gained or lost 1, 2 and so on, which is how many more of a case's answers
+    count for one model than for the other. With one answer per case this is McNemar's exact test. 1.0 if no case gained
+    or lost. The models are taken to be exchangeable: if every loss is large and every gain small, it errs more often.
     """
     most = sum(size * n for size, n in enumerate(sizes, 1))
     return float(_tail(tuple(sizes))[(total + most) // 2])
 
 
-@lru_cache(maxsize=8192)  # lives of a simulation meet the same sizes; about 20 MB
+@lru_cache(maxsize=8192)  # simulations ask for the same sizes again; about 20 MB
 def _tail(sizes: tuple[int, ...]) -> Any:
-    """The chance that what is gained sums to 0 or more, to 1 or more and so on, with so many cases of each size."""
+    """The chances that the gains alone sum to at least 0, 1 and so on, by the number of cases of each size."""
     import numpy
     from scipy.stats import binom
 
@@ -367,7 +371,7 @@ def _tail(sizes: tuple[int, ...]) -> Any:
 
 
 def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
-    """How often each kind of case, numbered from 0, occurs in each draw: a row a draw."""
+    """The number of times that each kind of case, numbered from 0, occurs in each draw: one row per draw."""
     import numpy
 
     generator = numpy.random.default_rng(BOOTSTRAP_SEED)
@@ -384,7 +388,7 @@ def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
 
 @lru_cache(maxsize=4)
 def _case_draws(n: int, clusters: tuple[str, ...] | None) -> Any:
-    """How often each of `n` cases occurs in each draw: a row a draw. The same for everything measured on them."""
+    """The number of times that each of `n` cases occurs in each draw, the same for every metric: one row per draw."""
     return _draws(range(n), clusters).astype(float)
 
 
@@ -395,7 +399,7 @@ def _spread(drawn: Any, sides: Sequence[Runs]) -> Spread:
     cases = float(numpy.nanvar(drawn)) * (known + 1) / max(1, known)
     several = [(side.values, len(side.values)) for side in sides if len(set(side.values)) > 1]
     runs = [(float(numpy.var(values, ddof=1)) / k, k - 1) for values, k in several]
-    if cases + math.fsum(part for part, _ in runs) < 10.0 ** (-2 * DIGITS):  # nothing but the last bits of sums
+    if cases + math.fsum(part for part, _ in runs) < 10.0 ** (-2 * DIGITS):  # only rounding errors of sums
         cases, runs = 0.0, []
     return Spread(cases, max(1, known), tuple(runs))
 
@@ -419,8 +423,8 @@ def _between(value: float, values: Sequence[float], n: int) -> Estimate:
 def quadratic_kappa(counts: Mapping[tuple[int, int], int]) -> float:
     """Cohen's kappa with quadratic weights (Cohen 1968), in [-1, 1], of counts of cases by gold and answered rank.
 
-    NaN where it is undefined: no case, or one and the same rank throughout in both. Own code because a bootstrap calls
-    it thousands of times on a few counts, for which a library's, on whole lists, takes many times as long.
+    NaN where it is undefined: no case, or the same single rank for all gold labels and answers. This is own code
+    because a bootstrap calls it thousands of times on a few counts; libraries take whole lists and far more time.
     """
     n = sum(counts.values())
     of_gold, of_answer = Counter[int](), Counter[int]()

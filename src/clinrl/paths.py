@@ -1,4 +1,4 @@
-"""Where each artefact of each name lives, relative to the project root. Nothing else knows.
+"""The path of each artefact of each name, relative to the project root. No other module knows these paths.
 
 The project root is the working directory; every command starts there, as DVC does.
 """
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 LIVE_FILE = "live.jsonl"
-"""Of a training that goes on: its history as far as it goes, for those who follow it."""
+"""The history so far of a running training, for those who follow it."""
 TRAINING_FILE = "training.json"
-"""Of a training that goes on: its task, version and recipe, for those who follow it."""
+"""The task, version and recipe of a running training, for those who follow it."""
 CASES_FILE = "cases.jsonl"
 REFUSED_FILE = "refused.tsv"
 IMPORT_FILE = "import.json"
 
 
 def _named_in(folder: str, suffix: str = "") -> Callable[[str], Path]:
-    """Where in a folder the artefact of a name lives."""
+    """A function from a name to the path of its artefact in a folder."""
     return lambda name: Path(folder) / f"{name}{suffix}"
 
 
@@ -25,7 +25,7 @@ cases = _named_in("data/cases")
 data_proof = _named_in("data/reports/data", ".json")
 """Proof that a data set passed validation; exists only on success."""
 data_docs = _named_in("data/docs")
-"""What a data set's validation found, as a page; its proof has the same, so git and DVC ignore it."""
+"""The findings of a data set's validation as a page. The proof holds the same, so git and DVC ignore the page."""
 probe_proof = _named_in("data/reports/probe", ".json")
 """Proof that a version's stream and reward passed the probe; exists only on success."""
 base = _named_in("data/bases")
@@ -33,15 +33,15 @@ base = _named_in("data/bases")
 adapter = _named_in("data/adapters")
 """A version's adapter; `<task>-base` is the adapter that changes nothing."""
 graded = _named_in("data/graded")
-"""Graded exam transcripts of a version: one JSONL a mode."""
+"""Graded exam transcripts of a version: one JSONL file per mode."""
 report = _named_in("data/reports")
 """Folder of a version's reports: `<mode>.json`, `summary.json`, curves and plots."""
 mined = _named_in("data/mined")
-"""A version's graded answers to its mine data: one JSONL a mode."""
+"""A version's graded answers to its mine data: one JSONL file per mode."""
 mine_report = _named_in("data/reports/mine", ".json")
-"""Where a version errs; the page and the plot lie beside it."""
+"""A version's error analysis; the page and the plot lie beside it."""
 draft = _named_in("data/reports/drafts", ".json")
-"""From what a version was drafted, and what became of it."""
+"""The origin of a drafted version, and its outcome."""
 external_report = _named_in("data/reports/external", ".json")
 """A version's external exam; the page lies beside it."""
 protocol_report = _named_in("data/reports/protocol", ".json")
@@ -49,24 +49,24 @@ protocol_report = _named_in("data/reports/protocol", ".json")
 comparison_report = _named_in("data/reports/comparisons", ".json")
 """A comparison of recipes over seeds; the page and the plot lie beside it."""
 comparison_pages = _named_in("data/reports/comparisons")
-"""The full tables of a comparison, `tables.md`, to which its page leads."""
+"""Folder of the full tables of a comparison, `tables.md`, to which its page links."""
 preregistration = _named_in("data/preregistrations", ".json")
-"""What was written down before the runs of a comparison; in git, and never written again."""
+"""The pre-registration of a comparison, written before its runs; in git, and never rewritten."""
 merged = _named_in("data/merged")
 """A merge: a full model that needs no PEFT, or a blended adapter."""
 attestations = _named_in("data/attestations")
-"""Signed statements of others that they rebuilt a version or a merge; in git, one file a key."""
+"""Signed statements of others that they rebuilt a version or a merge; in git, one file per key."""
 dossier = _named_in("data/dossiers")
-"""The papers of a version: Markdown, one HTML page, and every number with its source. Git and DVC ignore them."""
+"""The dossier of a version: Markdown, one HTML page, and every number with its source. Git and DVC ignore it."""
 
 
 def import_record(data: str) -> Path:
-    """What became of the rows of an import's source, in counts. Only an imported data set has one."""
+    """Counts of the rows of an import's source by what became of them. Only an imported data set has this file."""
     return cases(data) / IMPORT_FILE
 
 
 def exports() -> Path:
-    """Folder of what other tools open; it can be written again at any time. Git and DVC ignore it."""
+    """Folder of exports for other tools, which can be written again at any time. Git and DVC ignore it."""
     return Path("data/exports")
 
 
@@ -76,12 +76,12 @@ def params_proof() -> Path:
 
 
 def exam_record(task: str, name: str) -> Path:
-    """What an exam of a version, a merge or a base left, by digest; a comparison depends on the folder of its task."""
+    """The record of an exam of a version, a merge or a base. A comparison depends on the folder of its task."""
     return Path("data/reports/exams") / task / f"{name}.json"
 
 
 def retraining_report() -> Path:
-    """What simulated lives of retraining came to; its page beside it."""
+    """The results of simulated retraining; the page lies beside it."""
     return Path("data/reports/retraining.json")
 
 
@@ -91,12 +91,12 @@ def checkpoints(version: str, key: str) -> Path:
 
 
 def journal(name: str, key: str) -> Path:
-    """What a model has answered of an exam that goes on, private, keyed by everything that determines the answers."""
+    """A model's answers so far in a running exam; private, keyed by everything that determines the answers."""
     return Path(".clinrl/exams") / f"{name}-{key[:16]}"
 
 
 def engine(task: str) -> Path:
-    """Where the vLLM server of a task's base listens on this machine, and its key; private."""
+    """The address and the key of the vLLM server of a task's base on this machine; private."""
     return Path(".clinrl/engines") / f"{task}.json"
 
 
@@ -106,22 +106,22 @@ def engine_adapters(task: str) -> Path:
 
 
 def watched(model: str) -> Path:
-    """The counts of what was asked of a registered model and answered; private."""
+    """The counts of a registered model's requests and answers; private."""
     return Path(".clinrl/watched") / f"{model}.sqlite"
 
 
 def champions() -> Path:
-    """What is kept of champions."""
+    """Folder of the answers of champions, and of the locks on their aliases."""
     return Path(".clinrl/champions")
 
 
 def champions_answers(digest: str) -> Path:
-    """The graded answers of a champion, by the identity of its adapter, for comparison with whoever comes next."""
+    """The graded answers of a champion, by the identity of its adapter, for comparison with later candidates."""
     return champions() / digest[:32]
 
 
 def locks() -> Path:
-    """Folder of the locks of what one process at a time may do here."""
+    """Folder of the locks for work that one process at a time may do in this checkout."""
     return Path(".clinrl/locks")
 
 

@@ -1,4 +1,4 @@
-"""The name by which a registered folder asks for what loads it. Folders that are registered hold it, so it stays."""
+"""The loader module that registered folders name. Folders that are registered already hold this name, so it stays."""
 
 from clinrl.registry.pyfunc import load
 

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Pool = Literal["base", "train", "mine", "exam"]
-"""Who may read a case: the embedded base's builder, training, error mining, or the exam.
+"""The use that a case is reserved for: building the embedded base, training, error analysis, or the exam.
 
-A group has one pool for good.
+A group never changes its pool.
 """
 
 Stop = Literal["answered", "max_tokens", "max_turns", "tool_error"]
@@ -39,18 +39,18 @@ class Case(Strict):
 
 
 class Call(Strict):
-    """A tool that a turn calls, as the model wrote it: neither the name nor the arguments need to be any tool's."""
+    """A tool call of a turn, as the model wrote it: its name and arguments need not fit any tool."""
 
     name: str
     arguments: dict[str, Any]
 
 
 CALL: Final = "<tool_call>"
-"""How a call of a tool begins in the text of a turn."""
+"""The text with which a tool call begins in a turn."""
 
 
 class Message(Strict):
-    """One turn. `thinking` is the text inside the think block, kept apart from what the turn says."""
+    """One turn. `thinking` is the text inside the think block, kept apart from the rest of the turn."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
@@ -69,19 +69,19 @@ def is_malformed(turn: Message) -> bool:
 
 
 class Transcript(Strict):
-    """What the model did with one case: the turns after the prompt, and why they ended."""
+    """A model's turns on one case, after the prompt, and why they ended."""
 
     messages: tuple[Message, ...]
     stop: Stop
 
 
 def transcript_of(turn: Message, stop: Stop = "answered") -> Transcript:
-    """The transcript that a turn is by itself."""
+    """The transcript of a single turn."""
     return Transcript(messages=(turn,), stop=stop)
 
 
 def last_turn(transcript: Transcript) -> Message:
-    """The last turn of the model; an empty one, which nobody can read, if it took none."""
+    """The last turn of the model; an empty turn, which is unreadable, if there is none."""
     return next((turn for turn in reversed(transcript.messages) if turn.role == "assistant"), SILENT)
 
 
@@ -92,7 +92,7 @@ class Unreadable(Strict):
 
 
 class Score(Strict):
-    """A reward, taken apart: signed contributions that sum to the total."""
+    """A reward and its terms: signed contributions that sum to the total."""
 
     terms: dict[str, float]
     total: float

@@ -157,7 +157,7 @@ def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: py
     before = files()
     monkeypatch.setattr(turns, "is_overtaken", lambda: True)
     state = scheduled()
-    assert (state.name, state.message) == ("Overtaken", "a run that began after this was due has done its work")
+    assert (state.name, state.message) == ("Overtaken", "a run that began after this one was due did its work")
     assert files() == before
 
 

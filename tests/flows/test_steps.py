@@ -148,7 +148,7 @@ def test_what_follows_a_stage_that_runs_is_handed_to_dvc_in_order(monkeypatch: p
 def test_a_failure_without_a_word_is_still_a_sentence() -> None:
     from flows import steps
 
-    assert str(steps.failure("train@v1", 3, [])) == "train@v1 failed: exit code 3, without a word"
+    assert str(steps.failure("train@v1", 3, [])) == "train@v1 failed: exit code 3, without any output"
     said = ["> python -m clinrl train v1", "ERROR: failed to reproduce 'train@v1': ... exited with -9"]
     killed = steps.failure("train@v1", 255, said)
     assert killed.exit_code == 1

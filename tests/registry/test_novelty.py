@@ -96,10 +96,10 @@ def test_an_exam_of_one_template_knows_its_size_alone():
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"pairs": 3, "least": 1, "most": 2, "share": 0.1}', "7"])
 def test_a_file_that_is_none_is_named(tmp_path, content):
     path = tmp_path / "examined.json"
-    with pytest.raises(ArtefactError, match=r"examined.json does not say"):
+    with pytest.raises(ArtefactError, match=r"examined.json is no record of an exam"):
         novelty.read(path)
     path.write_text(content)
-    with pytest.raises(ArtefactError, match=r"examined.json does not say"):
+    with pytest.raises(ArtefactError, match=r"examined.json is no record of an exam"):
         novelty.read(path)
 
 

@@ -154,13 +154,13 @@ def test_an_adapter_that_does_not_fit_leaves_the_others_as_they_are(project: Any
     with running(project) as one:
         expected = answers(one, 2)["v2"]
 
-        def bring(_params: Any, entry: Any, place: Path) -> Path:
+        def checked_copy(_params: Any, entry: Any, place: Path) -> Path:
             folder = Path(shutil.copytree(folder_of("v1"), place / "model"))
             shutil.copy(folder / "base/model.safetensors", folder / "adapter/adapter_model.safetensors")
             return folder
 
         with monkeypatch.context() as patch:
-            patch.setattr(versions, "bring", bring)
+            patch.setattr(versions, "checked_copy", checked_copy)
             point("v1")
             one.live.renew()
         assert [*one.live.names] == [CANDIDATE, "v2"]
@@ -177,7 +177,7 @@ def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project
     said = capfd.readouterr().err
     assert "v1 is the champion of esi by name only: data/reports/decisions.jsonl knows of no approval" in said
     assert "v2 was refused by its gate, or trained on a waiver, and is no candidate" in said
-    assert re.match(r"nothing is served yet: .*; `clinrl versions esi` lists what there is$", live.lack())
+    assert re.match(r"nothing is served yet: .*; `clinrl versions esi` lists what there is$", live.why_nothing_served())
 
 
 @pytest.mark.long
@@ -223,9 +223,9 @@ def test_a_candidate_that_cannot_be_opened_hinders_no_rollback_and_is_not_copied
         return opened(model, folder, name=name)
 
     copies = []
-    bring = versions.bring
+    checked_copy = versions.checked_copy
     monkeypatch.setattr(backends.opening, "adapted", adapted)
-    monkeypatch.setattr(versions, "bring", lambda *words: copies.append(words[1].name) or bring(*words))
+    monkeypatch.setattr(versions, "checked_copy", lambda *words: copies.append(words[1].name) or checked_copy(*words))
     point("v2")
     live = Live(released, "esi", Local("embedded", 1), 60.0)
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_a_full_disk_is_not_tried_again_at_each_look(project: Any, monkeypatch: 
         threading.Event().wait(0.2)
         raise shutil.Error("No space left on device")
 
-    monkeypatch.setattr(versions, "bring", full)
+    monkeypatch.setattr(versions, "checked_copy", full)
     live = Live(project, "esi", Local("embedded", 1), 60.0)
     live.renew()
     live.renew()
@@ -253,10 +253,10 @@ def test_a_full_disk_is_not_tried_again_at_each_look(project: Any, monkeypatch: 
 
 
 def test_the_end_removes_a_copy_that_is_being_made_and_no_other_is_begun(project: Any, monkeypatch: Any) -> None:
-    bring, places, begun = versions.bring, [], threading.Event()
+    checked_copy, places, begun = versions.checked_copy, [], threading.Event()
 
     def slow(params: Any, entry: Any, place: Path) -> Path:
-        bring(params, entry, place)
+        checked_copy(params, entry, place)
         places.append(place)
         begun.set()
         eventually(lambda: not place.exists())
@@ -264,7 +264,7 @@ def test_the_end_removes_a_copy_that_is_being_made_and_no_other_is_begun(project
         eventually(lambda: not place.exists())
         raise shutil.Error("no such file")
 
-    monkeypatch.setattr(versions, "bring", slow)
+    monkeypatch.setattr(versions, "checked_copy", slow)
     live = Live(project, "esi", Local("embedded", 1), 60.0)
     looking = threading.Thread(target=live.renew, daemon=True)
     looking.start()
@@ -331,7 +331,7 @@ def test_a_project_without_a_model_serves_nothing_and_says_so(tmp_path: Path, mo
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     live = Live(exhibits.params(), "esi", Local("embedded", 1), 60.0)
     live.renew()
-    assert "nothing is served yet: esi has neither a champion nor a candidate; " in live.lack()
+    assert "nothing is served yet: esi has neither a champion nor a candidate; " in live.why_nothing_served()
 
 
 @pytest.mark.long

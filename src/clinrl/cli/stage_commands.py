@@ -58,7 +58,7 @@ def _warn_of_strangers(command: str, name: str) -> None:
     with suppress(ArtefactError):  # without a lock nothing is recorded, and nothing can be registered
         recorded = lock.read()
         for address in stages.addresses(command, name):
-            facts = lock.strangers(recorded, address)
+            facts = lock.unsound_inputs(recorded, address)
             if absent := [fact.path for fact in facts if fact.state == "absent"]:
                 echo(
                     f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here; `dvc repro {address}` makes"

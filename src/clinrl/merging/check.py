@@ -1,8 +1,8 @@
-"""Whether a merged model is what base and adapters are: the same prompts through both, and the weights themselves.
+"""Check a merged model against its base and adapters: by the logits of the same prompts, and by the weights.
 
-Both models are read from the disk for this and held in float32, one after the other, so that what is compared is the
-files as a reader finds them. The weights are compared on a sample, to the last bit; that needs no memory, so a model
-that is too large to be asked anything is compared by its weights alone.
+Both models are read from the disk for this and held in float32, one after the other, so that the files are compared as
+a reader finds them. The weights are compared on a sample, to the last bit; this needs little memory, so a model that is
+too large to run is compared by its weights alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOGITS = {"F32": 1e-4, "F16": 5e-3, "BF16": 3e-2}
-"""Largest difference of a logit, as a share of the largest logit, by the type that the merged weights are stored in.
+"""Largest allowed difference of a logit, as a share of the largest logit, by the type of the stored merged weights.
 
-In float32 only the order of sums differs; in the half types every changed weight was rounded once. About a hundred
-times, and ten times, what the embedded models show; a model without its adapter is off by 0.2.
+In float32 only the order of sums differs; in the half types every changed weight was rounded once. These limits are
+about a hundred times (float32) and ten times what the embedded models show; a model without its adapter is off by 0.2.
 """
 LAST_PLACE = 0.501
-"""Largest distance of a stored weight from the float64 result, in units of its last place, beyond what sums in float32
-explain: it is the nearest one."""
+"""Largest allowed distance of a stored weight from the float64 result, in units of its last place, beyond the error of
+sums in float32: the weight is the nearest value."""
 LAST = 64
-"""Positions at the end of each prompt whose logits are compared."""
+"""Number of positions at the end of each prompt whose logits are compared."""
 SAMPLED, ROWS = 8, 64
 """How many changed tensors, and about how many rows of each, are compared weight by weight."""
 HEADROOM = 1.25
-"""Memory that must be there for a model, as a multiple of its weights."""
+"""Memory that must be free for a model, as a multiple of its weights."""
 
 Part = tuple[Path, float]
 """An adapter's folder and its weight in the sum."""
 
 
 class Comparison(Strict):
-    """One way to compare, and how far apart the two were."""
+    """One comparison of two models, and the difference that it found."""
 
     compared: int
     """Positions of prompts, or entries of weights."""
     difference: float
     """In the unit of LOGITS or of LAST_PLACE."""
     tolerance: float | None
-    """What `difference` may be; None where the method itself departs from the weighted sum."""
+    """The largest allowed `difference`; None if the method itself departs from the weighted sum."""
 
 
 class Check(Strict):
-    """What was compared."""
+    """The comparisons of a merged model with its base and adapters."""
 
     logits: Comparison | None
     """None: the model does not fit the memory of this machine."""
@@ -130,7 +130,7 @@ def _load(model: Path, parts: Sequence[Part]) -> Any:
 
 
 def _compare_weights(base: Path, parts: Sequence[Part], merged: Path) -> Comparison:
-    """The rounding of a sample of changed weights: each must be the nearest to the result in float64."""
+    """Compare a sample of changed weights with the result in float64, whose nearest value each must be."""
     import torch
 
     before, after = safetensors_io.read_index(base), safetensors_io.read_index(merged)
@@ -151,7 +151,7 @@ def _compare_weights(base: Path, parts: Sequence[Part], merged: Path) -> Compari
                 exact = exact + left @ right
                 reach = reach + left.abs() @ right.abs()
         spacing = torch.finfo(kind).eps * torch.exp2(exact.abs().clamp_min(torch.finfo(kind).tiny).log2().floor())
-        # What float32 adds before the one rounding: a few of its own roundings of the largest terms.
+        # The error of float32 before the final rounding: a few roundings of the largest terms.
         slack = 8 * torch.finfo(torch.float32).eps * reach
         distances.append(((_rows(after[name], rows) - exact).abs() - slack).clamp_min(0) / spacing)
     worst, compared = _largest(distances), sum(distance.numel() for distance in distances)
@@ -182,7 +182,7 @@ def _dtype(model: Path) -> tuple[str, int]:
 
 
 def _device(kind: str) -> str:
-    """Small models, in full precision, stay on the CPU, where equal inputs give equal bytes."""
+    """The device of a model. Small models, in full precision, stay on the CPU, where equal inputs give equal bytes."""
     import torch
 
     return "cuda:0" if torch.cuda.is_available() and kind != "F32" else "cpu"
@@ -201,12 +201,12 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _largest(tensors: Iterable["Tensor"]) -> float:
-    """The largest magnitude in several tensors; NaN if there is one, which Python's own `max` would pass over."""
+    """The largest magnitude in several tensors; NaN if a tensor has one, which Python's own `max` would pass over."""
     import torch
 
     return float(torch.stack([tensor.abs().max() for tensor in tensors]).max())
 
 
 def _rounded(value: float) -> float:
-    """To two significant digits: enough to read, and no more than what such a difference means."""
+    """A difference, rounded to two significant digits: more would mean nothing."""
     return float(f"{value:.2g}")

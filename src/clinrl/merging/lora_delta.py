@@ -1,8 +1,8 @@
-"""What adapters change in the weights, as low-rank matrices, and what can be made of several of them.
+"""The changes that adapters make to weights, as low-rank matrices, and ways to combine several of them.
 
 A LoRA adapter changes a weight by `scale * B @ A`. Weighted sums of such changes are again low-rank, so they can be
-concatenated exactly or cut to a smaller rank without the dense matrix ever being formed. What acts on single entries
-(TIES, DARE) works on rows of the dense matrix as they pass.
+concatenated exactly or cut to a smaller rank without ever forming the dense matrix. Methods that act on single entries
+(TIES, DARE) work on the dense matrix some rows at a time.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class Adapter:
     """A [rank, in] and B [out, rank], by the module's name in the model."""
 
     def scale(self, module: str) -> float:
-        """What the product of a module's factors is multiplied with."""
+        """The number by which the product of a module's factors is multiplied."""
         rank = self.factors[module][0].shape[0]
         alpha = float(_pattern(self.config["alpha_pattern"], module, self.config["lora_alpha"]))
         return alpha / (math.sqrt(rank) if self.config["use_rslora"] else rank)
@@ -61,8 +61,8 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """A LoRA adapter in PEFT's format, without its tensors.
 
-    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused as `opening.check`
-    and for weights that are stored as [in, out].
+    Raises ArtefactError if the folder is no adapter, or if its files do not fit together, and Refused as
+    `opening.check` does and for weights that are stored as [in, out].
     """
     opening.check(folder)
     config = json.loads((folder / opening.CONFIG).read_bytes())
@@ -160,9 +160,9 @@ def ties(changes: Sequence["Tensor"], weights: Sequence[float], thresholds: Sequ
 
 
 def threshold(change: Delta, density: float) -> float:
-    """The magnitude from which on the largest share `density` of a change's entries lie. Exact.
+    """The smallest magnitude in the largest share `density` of a change's entries, exactly; 0 for a density of 1.
 
-    Entries are made in the blocks in which `safetensors_io.rewrite` passes rows, so that each has the same bits there.
+    Entries are computed in the blocks of rows of `safetensors_io.rewrite`, so that each has the same bits there.
     """
     import torch
 
@@ -180,7 +180,7 @@ def dare(
 ) -> "Tensor":
     """DARE of some rows (Yu et al. 2024): keep each entry with probability `density`, divide by it, sum up weighted.
 
-    Each change has a generator of its own, from which rows draw in their order.
+    Each change has a generator of its own, from which its rows draw in their order.
     """
     import torch
 
@@ -210,11 +210,11 @@ def generator(seed: int, *names: object) -> "Generator":
 
 
 def weight_names(adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[str, Stored]) -> dict[str, str]:
-    """The tensor of a checkpoint that is the weight of each adapted module, and the module's name.
+    """Map the name of each adapted weight in a checkpoint to the name of its module.
 
-    A checkpoint may name its tensors otherwise than the model its modules, as a multimodal one does whose text part
-    was adapted; transformers knows how. Raises Refused for a module without a tensor, with one of another shape or of
-    a type that cannot be changed, and for an output layer that is tied to the embeddings.
+    A checkpoint's names may differ from the model's, as when the text part of a multimodal model was adapted;
+    transformers has the mapping. Raises Refused for a module without a tensor, with one of another shape or of a type
+    that cannot be changed, and for an output layer that is tied to the embeddings.
     """
     modules = sorted({module for adapter in adapters for module in adapter.factors})
     names = {module: f"{module}.weight" for module in modules}
@@ -253,7 +253,7 @@ def _check_fit(adapter: Adapter, module: str, weight: Stored | None, expected: t
 def blended_config(adapters: Sequence[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
     """The config of an adapter of scale 1 with a rank for each module, otherwise like the first of `adapters`.
 
-    Modules are named by the end of their names where all adapters agree on that, otherwise in full.
+    Modules are named by the end of their names if all adapters have the same ends, otherwise in full.
     """
     usual = max(sorted(set(ranks.values())), key=list(ranks.values()).count)
     others = {re.escape(module): rank for module, rank in sorted(ranks.items()) if rank != usual}

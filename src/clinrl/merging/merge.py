@@ -1,9 +1,9 @@
 """Models made of finished versions without training: a version folded into its base, or versions blended.
 
 A fold adds the adapter's change to the weights of the base: a full model that needs no PEFT. A blend is a weighted sum
-of what several adapters change, as an adapter again (cat, svd) or as a full model (linear, ties, dare). Weights pass
-through tensor by tensor, so that memory does not grow with the model, and are never folded into quantised ones: an
-adapter that was trained above a 4-bit copy is added to the checkpoint that the copy was made of.
+of the changes of several adapters, as an adapter again (cat, svd) or as a full model (linear, ties, dare). Weights are
+processed tensor by tensor, so that memory does not grow with the model. Changes are never added to quantised weights:
+an adapter that was trained above a 4-bit copy is added to the checkpoint that the copy was made of.
 """
 
 import json
@@ -36,15 +36,15 @@ Method = Literal["fold", "cat", "svd", "linear", "ties", "dare"]
 
 RESULT = "merge.json"
 CASES, SEED = 4, 1
-"""Of the prompts of the check: so many cases of the mining pool, each in every mode."""
+"""The number of cases in the check, each in every mode, and the seed by which the mine pool gives them."""
 
 
 def stage(params: Params, name: str) -> None:
     """Make the merge `name` and write `data/merged/<name>`, checked against base and adapters.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered or of
-    another base, Refused for an adapter that cannot be merged exactly and for a result that does not say what base
-    and adapter say, and Busy if another command makes the same merge.
+    another base, Refused for an adapter that cannot be merged exactly and for a result that differs from base and
+    adapter, and Busy if another command makes the same merge.
     """
     merges = params.merges.all
     if name not in merges:
@@ -103,12 +103,12 @@ def blend(
 ) -> float | None:
     """Write a blend of adapters of one base into the folder `out`; `parts` are their folders with their weights.
 
-    What the methods make, `config.schema.Blend` says. A fold is one adapter, as it is. A changed weight of a full model
-    is computed in float32 and rounded once to its type, and all other tensors keep their bytes; tokenizer and chat
-    template are the first adapter's, if it has them.
+    `config.schema.Blend` describes the methods. A fold adds one adapter, without a weight. A changed weight of a full
+    model is computed in float32 and rounded once to its type, and all other tensors keep their bytes; tokenizer and
+    chat template are the first adapter's, if it has them.
 
-    Returns the Frobenius distance between what the method changes, before it is rounded to the base's type, and the
-    weighted sum of changes, as a share of the latter's norm; None if that is zero. Raises
+    Returns the Frobenius distance between the method's changes, before they are rounded to the base's type, and the
+    weighted sum of changes, as a share of the norm of that sum; None if the norm is zero, and for a fold. Raises
     ArtefactError and Refused as `lora_delta.read_adapter`, `lora_delta.weight_names` and `safetensors_io.rewrite` do,
     and Refused for a quantised base or if the adapters do not name one base.
     """
@@ -165,7 +165,7 @@ def blend(
 def _blend_factors(
     method: Method, adapters: Sequence[lora_delta.Adapter], weights: Sequence[float], out: Path
 ) -> float | None:
-    """Write the blend as an adapter of scale 1; the share of the exact sum that it departs from it."""
+    """Write the blend as an adapter of scale 1. Returns its distance from the exact sum as a share of its norm."""
     from safetensors.torch import save
 
     tensors, ranks = {}, {}
@@ -203,26 +203,26 @@ def tensors_of(source: Path) -> dict[str, safetensors_io.Stored]:
 
 
 def complete(source: Path, adapter: Path, out: Path) -> None:
-    """Copy what a full model needs beside its weights: the base's configs, the adapter's tokenizer or the base's."""
+    """Copy the other files of a full model: the base's configs, and the adapter's tokenizer or else the base's."""
     _copy(source, out, hub.CONFIGS)
     _copy(adapter if (adapter / "tokenizer_config.json").exists() else source, out, hub.TOKENIZER)
 
 
 def _copy(source: Path, out: Path, names: Sequence[str]) -> None:
-    """Copy those of the named files that there are."""
+    """Copy those of the named files that exist."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
 
 
 def _share(tally: Mapping[str, tuple[float, float]]) -> float | None:
-    """The root of what was lost over what there was; both are sums of squares by name."""
+    """The root of the lost squares over all squares; `tally` has both sums by name. None if all are zero."""
     lost, size = (math.fsum(sums[i] for sums in tally.values()) for i in (0, 1))  # exact, in whatever order
     return math.sqrt(lost / size) if size else None
 
 
 def _prompts(params: Params, task: Task, adapter: Path) -> list[str]:
-    """A few prompts as they are trained and examined on, from the pool that neither training nor an exam draws from."""
+    """A few prompts in the form of training and exams, from the pool that neither of them draws from."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
-"""Says which file of a model has which tensor, where there are several."""
+"""The index of a model with several files: the file of each tensor."""
 MAX_SHARD_BYTES = 5_000_000_000
 """Bytes of tensors in a file: the hub's own default, which every client can fetch and resume."""
 BLOCK_BYTES = 2 << 20
 """Bytes of float32 that are computed at once: small enough to stay in a core's cache from the read to the write."""
 COPY_BYTES = 4 << 20
-"""Bytes that are copied at once where nothing is computed."""
+"""Bytes that are copied at once if nothing is computed."""
 WINDOW, BEHIND = 16 << 20, 64 << 20
-"""Bytes after which the kernel is told that what was written is not read again, and how far that reaches back.
+"""Bytes between two hints to the kernel that written data is not read again, and how far back each hint reaches.
 
-Otherwise a large model fills the page cache, and the writing waits for memory that must be found first.
+Otherwise a large model fills the page cache, and each write waits until memory is freed.
 """
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -54,7 +54,7 @@ Change = Callable[["Tensor", int], None]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where the bytes of one tensor lie."""
+    """The place of one tensor's bytes."""
 
     file: Path
     dtype: str
@@ -156,11 +156,12 @@ def write(
     *,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write a full model, of which types and shapes are given by name, and the bytes by `fill(name, put)`.
+    """Write a full model from the types and shapes of its tensors, by name, and their bytes, from `fill(name, put)`.
 
-    `fill` hands a tensor's bytes to `put`, in order and in pieces of any size; it is called once a tensor, from several
-    threads, and `advance` after each. One file if all fits in MAX_SHARD_BYTES, else numbered files and an index, with
-    a larger tensor in a file of its own and the others in the order of names. Raises Refused if the disk has no room.
+    `fill` passes a tensor's bytes to `put`, in order and in pieces of any size; it is called once per tensor, from
+    several threads, and `advance` after each. Writes one file if all fits in MAX_SHARD_BYTES, else numbered files and
+    an index, with a larger tensor in a file of its own and the others in the order of names. Raises Refused if the disk
+    has no room.
     """
     import torch
     from huggingface_hub import split_state_dict_into_shards_factory
@@ -200,7 +201,7 @@ def write(
             fill(name, put)
             advance()
 
-        # A thread to a core, each with a tensor of its own, is faster than all of them on one small block after
+        # One thread per core, each with a tensor of its own, is faster than all threads on one small block after
         # another; and reading, computing and writing overlap.
         torch.set_num_threads(1)
         with ThreadPoolExecutor(THREADS) as pool:
@@ -229,11 +230,11 @@ def rewrite(
     *,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write a model from another: a tensor is copied as it is, or changed where `change(name)` gives how.
+    """Write a model from another one: each tensor is copied, or changed by the function that `change(name)` returns.
 
-    Changed are matrices of a type in FLOATS: read, computed in float32 and rounded once, some rows at a time. `change`
-    is called once a tensor, by the thread that then works through its rows in order. Raises Refused if a changed
-    value is not finite in the tensor's type, and as `write` does.
+    A changed tensor must be a matrix of a type in FLOATS: it is read, computed in float32 and rounded once, some rows
+    at a time. `change` is called once per tensor, by the thread that then works through its rows in order. Raises
+    Refused if a changed value is not finite in the tensor's type, and as `write` does.
     """
 
     def fill(name: str, put: Put) -> None:
@@ -322,7 +323,7 @@ def _write(target: int, data: memoryview, offset: int) -> None:
 
 
 def _release(target: int, first: int, last: int) -> None:
-    """Have a range of a file written to the disk soon, and those of its pages forgotten that are there already."""
+    """Have the kernel write a range of a file to the disk soon, and drop those of its cached pages that are written."""
     if hasattr(os, "posix_fadvise"):
         first = max(0, first)
         os.posix_fadvise(target, first, last - first, os.POSIX_FADV_DONTNEED)

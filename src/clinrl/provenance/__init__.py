@@ -1,1 +1,1 @@
-"""Where an artefact comes from: dvc.lock, signed statements, rebuilds, recounts and the bill of materials."""
+"""The origin of artefacts: stages, dvc.lock, signed statements, rebuilds, cited values and bills of materials."""

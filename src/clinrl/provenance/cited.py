@@ -1,4 +1,4 @@
-"""Values of artefacts for a document: each looked up in its file by key, noted, and shown with a mark of its source."""
+"""Values of artefacts for a document: each is looked up by key, recorded, and shown with a mark of its source file."""
 
 import json
 import re
@@ -18,18 +18,18 @@ from clinrl.types import Estimate, Strict
 
 NOT_DONE = "not done"
 NOT_HERE = "not here; `dvc repro` builds it, `dvc pull` brings it from a remote"
-"""Of a file that dvc.lock records and this machine lacks."""
+"""The text in place of a value whose file dvc.lock records and this machine lacks."""
 DIGITS = 4
 """Decimal places of an estimate and its interval."""
 MARK = re.compile(r"(?<!\\)\[(S\d+)\]")
-"""What stands behind a value: the number of its source. In text from elsewhere the bracket is escaped."""
+"""The mark behind a value: the number of its source file. `plain` escapes the bracket in other text."""
 
 Place = tuple[str, ...]
 """A file, and the keys that lead to a value in it."""
 
 
 class Value(Strict):
-    """A value that a document states, and where it was read."""
+    """A value that a document states, and the place that it was read from."""
 
     file: str
     key: str
@@ -38,29 +38,31 @@ class Value(Strict):
 
 
 class Record(Strict):
-    """All that a document states."""
+    """All values that a document states, and their files."""
 
     name: str
     files: dict[str, str]
-    """SHA-256 of each file that is named, in the order of their marks."""
+    """SHA-256 of each source file, in the order of the marks."""
     values: tuple[Value, ...]
 
 
 class Cited:
-    """Looks values up in artefacts and remembers what was stated of which file."""
+    """Looks values up in artefacts and records which values a document states from which file."""
 
     def __init__(self, recorded: lock.Lock) -> None:
-        """`recorded` is dvc.lock, empty where there is none: it tells what is absent from what was never made."""
+        """`recorded` is dvc.lock, empty if there is none: it tells an absent file from one that was never made."""
         self._outputs = lock.outputs(recorded)
         self._contents: dict[str, Any] = {str(lock.LOCK): _with_text_keys({"stages": recorded})}
         self._files: dict[str, str] = {}
         self._values: dict[tuple[str, str], Any] = {}
         self.absent: set[str] = set()
-        """Files of which a page says that they are not here."""
+        """Files that the document calls not here."""
 
     def look(self, file: str, *keys: str) -> Any:
-        """A value without stating it; None where the file or the key is not there. Raises ArtefactError for a file
-        that cannot be read."""
+        """A value, not recorded as stated; None if the file or the key is missing.
+
+        Raises ArtefactError for a file that cannot be read.
+        """
         found = self._content(file)
         for key in keys:
             if isinstance(found, list):
@@ -69,14 +71,14 @@ class Cited:
         return found
 
     def names(self, file: str, *keys: str) -> list[str]:
-        """The keys below a place: of a mapping its own, of a list its indices; none where nothing is."""
+        """The keys below a place: a mapping's keys, or a list's indices; none if there is neither."""
         found = self.look(file, *keys)
         if isinstance(found, list):
             return [str(place) for place in range(len(found))]
         return list(found) if isinstance(found, Mapping) else []
 
     def at(self, file: str, *keys: str) -> Any:
-        """A value that is stated from now on; None where there is none."""
+        """A value, recorded as stated; None if there is none."""
         value = self.look(file, *keys)
         if value is not None:
             self._number(file)
@@ -84,32 +86,32 @@ class Cited:
         return value
 
     def show(self, file: str, *keys: str) -> str:
-        """A value as Markdown with the mark of its source, or why there is none."""
+        """A value as Markdown with the mark of its source, or the reason why there is none."""
         value = self.at(file, *keys)
         return self._why_absent(file) if value is None else f"{as_text(value)} [S{self._number(file)}]"
 
     def word(self, file: str, *keys: str) -> str:
-        """A name or another word as Markdown, stated without a mark: that of the number beside it serves for both."""
+        """A name or another word as Markdown, stated without a mark: the mark of the number beside it covers both."""
         value = self.at(file, *keys)
         return self._why_absent(file) if value is None else as_text(value)
 
     def line(self, files: Mapping[str, str], last: Sequence[str], *keys: str) -> list[str]:
-        """A cell for each last key and each file, the files of one key side by side."""
+        """A table cell for each last key and each file; the cells of one key are adjacent."""
         return [self.show(file, *keys, key) for key in last for file in files.values()]
 
     def state(self, file: str) -> str:
-        """Whether a file is here, with its mark."""
+        """Whether a file is here, as Markdown with the mark of the file."""
         return f"here [S{self._number(file)}]" if Path(file).exists() else self._why_absent(file)
 
     def record(self, name: str) -> Record:
-        """All that was stated so far."""
+        """All values stated so far."""
         values = tuple(Value(file=file, key=key, value=value) for (file, key), value in self._values.items())
         return Record(name=name, files=dict(self._files), values=values)
 
     def check(self, pairs: Iterator[tuple[Place, Place]]) -> None:
-        """Refuse two artefacts that state a number differently, and a stated file that dvc.lock records as another.
+        """Refuse a pair of places with different values, and a stated file that differs from its record in dvc.lock.
 
-        Raises ArtefactError with files, keys and values.
+        Raises ArtefactError naming files, keys and values.
         """
         for one, other in pairs:
             first, second = self.look(*one), self.look(*other)
@@ -148,12 +150,12 @@ class Cited:
 
 
 def leaves(value: Any) -> Iterator[tuple[Place, Any]]:
-    """Every plain value in a structure with the keys that lead to it. An empty mapping or list is one."""
+    """Every plain value in a structure, with the keys that lead to it. An empty mapping or list counts as one."""
     if not value or not isinstance(value, list | Mapping):
         yield (), value
         return
-    for key, held in enumerate(value) if isinstance(value, list) else value.items():
-        for keys, leaf in leaves(held):
+    for key, inner in enumerate(value) if isinstance(value, list) else value.items():
+        for keys, leaf in leaves(inner):
             yield (str(key), *keys), leaf
 
 
@@ -163,7 +165,7 @@ def pointer(keys: Sequence[str]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as one line of Markdown: an estimate with its interval and n; nothing in it is markup."""
+    """A value as one line of Markdown, with its text escaped; an estimate has its interval and n."""
     if isinstance(value, Mapping):
         with suppress(ValidationError):
             estimate = Estimate.model_validate(value)
@@ -183,13 +185,13 @@ def _inner(value: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Text from elsewhere as one line of Markdown that is no markup."""
+    """Text as one line of Markdown, with every character of markup escaped."""
     escaped = re.sub(r"([\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
     return escaped.replace("|", "&#124;") or "none"
 
 
 def _with_text_keys(value: Any) -> Any:
-    """The value with the keys that JSON has: YAML reads a label as a number."""
+    """The value with all keys as text, as JSON has them: YAML reads some labels as numbers."""
     if isinstance(value, Mapping):
         return {str(key): _with_text_keys(held) for key, held in value.items()}
     return [_with_text_keys(held) for held in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""dvc.yaml read as DVC reads it, and held against dvc.lock and the disk: which stages are up to date.
+"""The stages of dvc.yaml as DVC reads them, and their states by dvc.lock and the disk.
 
-To ask DVC takes longer than some stages do (`dvc status` of named stages: a minute and a half of CPU here, since it
-collects the whole graph anew for each). A test holds what is said here against `dvc status`.
+`dvc status` takes longer than some stages do: for named stages a minute and a half of CPU here, since it collects the
+whole graph anew for each. A test compares the states of this module with those of `dvc status`.
 """
 
 import configparser
@@ -21,32 +21,33 @@ from clinrl.provenance import lock
 PIPELINE = Path("dvc.yaml")
 PARAMS = "params.yaml"
 PLACE = re.compile(r"\$\{([^}]+)\}")
-"""What DVC replaces in a template."""
+"""A placeholder in a template, which DVC replaces by a value."""
 READ = {"cmd", "deps", "params", "outs", "metrics", "plots", "desc"}
-"""The keys of a stage that are read here; a stage with another is left to DVC."""
+"""The keys of a stage that are read here; a stage with any other key is refused."""
 ABSENT = object()
 """The value of a parameter that its file does not have."""
 
 State = Literal["up to date", "stale", "missing", "unknown"]
-"""stale: an input or output changed since the stage ran. missing: its output is not there. unknown: nothing says."""
+"""stale: an input or output changed since the stage ran. missing: an output is absent. unknown: there is no such
+stage, or the state could not be found out."""
 
 
 class Stage(NamedTuple):
-    """A stage of dvc.yaml, its template filled in as DVC fills it in."""
+    """A stage of dvc.yaml, with its template filled in as DVC does it."""
 
     address: str
     command: str
     deps: list[str]
     params: dict[str, dict[str, Any]]
-    """The values that it follows from, by their file and their key in it; as dvc.lock records them."""
+    """The parameters that it depends on, by file and by key in the file, as dvc.lock records them."""
     outs: dict[str, bool]
-    """What it makes, and whether DVC caches that."""
+    """Its outputs, and whether DVC caches each."""
 
 
 def read(source: Path = Path(PARAMS)) -> dict[str, Stage]:
-    """Every stage of dvc.yaml, by its address. `source` is read as params.yaml.
+    """Every stage of dvc.yaml, by its address. `source` is the file to read as params.yaml.
 
-    Raises ArtefactError if dvc.yaml cannot be read, or names what params.yaml does not have.
+    Raises ArtefactError if dvc.yaml cannot be read, or names a key that params.yaml does not have.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -70,9 +71,9 @@ def read(source: Path = Path(PARAMS)) -> dict[str, Stage]:
 
 
 def states(addresses: Collection[str]) -> dict[str, State]:
-    """How stages stand, as `dvc status` judges them: by their inputs as they are now.
+    """The state of each stage, judged as `dvc status` does: by its inputs as they are now.
 
-    What follows a stale stage may therefore be up to date. A stage that dvc.yaml has not is unknown. Raises
+    A stage after a stale one may therefore be up to date. A stage that dvc.yaml does not have is unknown. Raises
     ArtefactError as `read` and `lock.read` do.
     """
     stages, recorded = read(), lock.read() if lock.LOCK.exists() else {}
@@ -124,12 +125,12 @@ def _is_cached(folder: Path, oid: str) -> bool:
 
 
 def stored(cache: Path, oid: str) -> Path:
-    """Where DVC's cache keeps what has a digest."""
+    """The path in DVC's cache of the content with a digest."""
     return cache / oid[:2] / oid[2:]
 
 
 def cache_folder(root: Path = Path()) -> Path:
-    """Where DVC keeps files by their digest, from its configuration: of the checkout, the project and the user."""
+    """The folder of DVC's cache by the configuration of the user, the project and the checkout; the last one counts."""
     above = os.environ.get("DVC_GLOBAL_CONFIG_DIR") or Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "dvc"
     place = root / ".dvc/cache"
     for file in (Path(above).expanduser() / "config", root / ".dvc/config", root / ".dvc/config.local"):
@@ -176,7 +177,7 @@ def _fill(value: Any, scope: Mapping[str, Any]) -> Any:
 
 
 def _value(key: str, scope: Any, default: Any = None) -> Any:
-    """What a key path such as `bases.esi.exam` names. Raises ArtefactError if it names nothing, without a default."""
+    """The value at a key path such as `bases.esi.exam`. Raises ArtefactError if there is neither value nor default."""
     found = scope
     for part in key.strip().split("."):
         if not isinstance(found, dict) or part not in found:

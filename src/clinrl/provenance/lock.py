@@ -1,7 +1,7 @@
-"""dvc.lock as a witness: whether the files here are those that the stages made, and made of each other.
+"""Comparison with dvc.lock: whether the files here are those that the stages made, and made of each other.
 
-A folder that names the digests of its own files can be sealed anew by whoever alters it. dvc.lock lies outside of all
-of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder that of the list of its files.
+Somebody who alters a folder can also rewrite the digests in its manifest. dvc.lock lies outside of all such folders,
+under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder that of the list of its files.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ from clinrl.types import Strict
 
 LOCK = Path("dvc.lock")
 MADE = "data"
-"""Where stages write. What they read there some stage has made, but for the sources of imports."""
+"""The folder that stages write to. Stages have also made all inputs in it, except the sources of imports."""
 SOURCED = "import@"
 
 Lock = Mapping[str, Mapping[str, Any]]
@@ -28,22 +28,22 @@ State = Literal["holds", "altered", "absent", "unrecorded"]
 
 
 class Fact(Strict):
-    """One file or folder that a stage made, held against dvc.lock."""
+    """One file or folder that a stage made or used, compared with dvc.lock."""
 
     path: str
     stage: str
-    """Address of the stage that makes it."""
+    """Address of the stage that made it, or that used it as an input."""
     md5: str
-    """What dvc.lock records; empty where it records nothing."""
+    """The digest in dvc.lock; empty if there is none."""
     state: State
-    """altered: it is here and is not what was recorded, or was made of something else than is recorded. absent: it is
-    recorded and not here. unrecorded: dvc.lock says nothing of it."""
+    """holds: it is as recorded. altered: it differs from the record, or is not the input that the stage used. absent:
+    it is recorded and not here. unrecorded: dvc.lock has no stage that made it."""
     sentence: str
-    """What is wrong and what mends it; empty where it holds."""
+    """What is wrong and how to mend it; empty if the fact holds."""
 
 
 def read(path: Path = LOCK) -> Lock:
-    """The stages of a dvc.lock. Raises ArtefactError if there is no such file, or if it is none."""
+    """The stages of a dvc.lock. Raises ArtefactError if the file is missing or malformed."""
     from ruamel.yaml.error import YAMLError
 
     try:
@@ -58,7 +58,7 @@ def read(path: Path = LOCK) -> Lock:
     return stages
 
 
-@lru_cache(maxsize=2)  # a command asks it for one model after the other
+@lru_cache(maxsize=2)  # a command reads it for one model after the other
 def _stages(content: bytes) -> Lock:
     from ruamel.yaml import YAML
 
@@ -67,13 +67,14 @@ def _stages(content: bytes) -> Lock:
 
 
 def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
-    """DVC's digest of every output of some stages, by default of all, by its path."""
+    """DVC's digest of every output of some stages, by default of all stages, by path."""
     entries = lock.values() if stages is None else [lock[stage] for stage in stages]
     return {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", ())}
 
 
 def exam_stage(params: Params, name: str) -> str:
-    """Address of the stage in which a model of params.yaml, or a rival, takes its exam. Raises KeyError for others."""
+    """Address of the stage in which a model of params.yaml, or a rival, takes its exam. Raises KeyError for any other
+    name."""
     return addresses_of(params, name)["evaluate"]
 
 
@@ -94,7 +95,7 @@ def ancestors(lock: Lock, target: str) -> list[str]:
 
 
 def facts(lock: Lock, target: str) -> list[Fact]:
-    """Everything that a stage makes and follows from, held against the disk; what it follows from comes first."""
+    """Everything that a stage makes and follows from, compared with the disk, ancestors first."""
     if target not in lock:
         sentence = f"dvc.lock records no run of {target}; run `dvc repro {target}`"
         return [Fact(path="", stage=target, md5="", state="unrecorded", sentence=sentence)]
@@ -107,19 +108,17 @@ def facts(lock: Lock, target: str) -> list[Fact]:
                 sentence = f"dvc.lock records no run that made {path}, on which {stage} ran; run `dvc repro {stage}`"
                 found.append(Fact(path=path, stage=stage, md5=used or "", state="unrecorded", sentence=sentence))
             if made.get(path, used) != used:
-                sentence = (
-                    f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
-                )
+                sentence = f"dvc.lock records another {path} than the one that {stage} ran on; run `dvc repro {stage}`"
                 found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", sentence=sentence))
         found += [_fact(stage, path, recorded) for path, recorded in outputs(lock, [stage]).items()]
     return found
 
 
 def demand(params: Params, name: str) -> None:
-    """All that a version or a merge was made of and examined on is as dvc.lock records it; what is used of it is here.
+    """Refuse a version or a merge if anything that it was made of or evaluated on differs from dvc.lock.
 
-    Used are itself, its base, its exam, its answers, reports and proofs. Something else that is recorded and not here,
-    as the data of an ancestor in a clone, is no fault. Raises ArtefactError for the first fact that does not hold.
+    Itself, its base, its exam, its answers, reports and proofs must also be here. Anything else that is recorded may be
+    absent, such as the data of an ancestor in a clone. Raises ArtefactError for the first fact that does not hold.
     """
     model = params.model(name)
     used = [model.folder, paths.base(model.task.name), paths.cases(model.exam), paths.data_proof(model.exam)]
@@ -138,8 +137,8 @@ def demand(params: Params, name: str) -> None:
             raise ArtefactError(fact.sentence)
 
 
-def strangers(lock: Lock, stage: str) -> list[Fact]:
-    """The inputs of a stage, by path, that are not here or not what the lock records."""
+def unsound_inputs(lock: Lock, stage: str) -> list[Fact]:
+    """The inputs of a stage that are absent or differ from the lock, sorted by path."""
     made, makers = outputs(lock), _makers(lock)
     inputs = {out for dep in lock.get(stage, {}).get("deps", ()) for out in _made_at(dep["path"], made)}
     facts = (_fact(makers[path], path, made[path]) for path in sorted(inputs))
@@ -151,7 +150,7 @@ def _makers(lock: Lock) -> dict[str, str]:
 
 
 def _made_at(path: str, outs: Collection[str]) -> list[str]:
-    """The outputs that an input stands for: itself, or all that lie below a folder that no stage makes as a whole."""
+    """The outputs that an input covers: the output at that path, or all outputs below that folder."""
     return [path] if path in outs else [out for out in outs if out.startswith(f"{path}/")]
 
 
@@ -168,16 +167,16 @@ def _fact(stage: str, path: str, recorded: str) -> Fact:
 
 
 def _mends(stage: str, path: str) -> str:
-    """What brings an output back: git, for what it has, else DVC's cache, or a remote."""
-    held = _in_git(Path.cwd())
-    if path in held or any(name.startswith(f"{path}/") for name in held):
+    """How to restore an output: from git if git has it, else from DVC's cache or a remote."""
+    tracked = _in_git(Path.cwd())
+    if path in tracked or any(name.startswith(f"{path}/") for name in tracked):
         return f"restore it with `git checkout {path}`, or build it with `dvc repro {stage}`"
     return f"build it with `dvc repro {stage}`, or restore it with `dvc checkout {path}` (`dvc pull` from a remote)"
 
 
 @lru_cache(maxsize=1)
 def _in_git(folder: Path) -> frozenset[str]:
-    """What git has of the outputs of a project; nothing where there is no repository."""
+    """The outputs of a project that git tracks; none without a repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z", MADE]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return frozenset(done.stdout.split("\0")[:-1])

@@ -1,10 +1,9 @@
-"""The libraries: each one's version, the hashes of its files on the package index, and its licence.
+"""The pinned libraries: the version of each, the hashes of its files on the package index, and its licence.
 
-There are two environments, since Prefect and vLLM want different libraries. Of `.venv`, `constraints.txt` holds all but
-torch, of which there are two builds: that of PyPI (`constraints-torch.txt`, with the libraries that it needs for
-NVIDIA's GPUs) and one for the CPU (`constraints-torch-cpu.txt`). `constraints-vllm.txt` holds all of `.venv-vllm`.
-`make lock` renews the four by asking uv, and is the only writer; installers read them as requirements and demand the
-hashes.
+There are two environments, since Prefect and vLLM want different libraries. For `.venv`, `constraints.txt` pins all but
+torch, which has two builds: that of PyPI (`constraints-torch.txt`, with the libraries that it needs for NVIDIA's GPUs)
+and one for the CPU (`constraints-torch-cpu.txt`). `constraints-vllm.txt` pins all libraries of `.venv-vllm`. Only
+`make lock` writes these four files; it asks uv. Installers read them as requirements and check the hashes.
 """
 
 import argparse
@@ -23,9 +22,9 @@ from clinrl.errors import DataError, with_exit_code
 
 MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
 DEFAULT = (MAIN, TORCH, CPU)
-"""The files of `.venv`: what is shipped."""
+"""The files of `.venv`: the libraries of a release."""
 VLLM = "constraints-vllm.txt"
-"""The file of `.venv-vllm`, which whoever has a GPU installs by choice. It is in no bill of materials."""
+"""The file of `.venv-vllm`, an optional environment for machines with a GPU. It is in no bill of materials."""
 EXTRAS = {
     MAIN: ("pipeline", "flows", "servers", "reward-models", "openenv", "docs", "dev"),
     VLLM: ("pipeline", "vllm", "gpu", "reward-models", "dev"),
@@ -34,14 +33,14 @@ EXTRAS = {
 ROOT = Path(__file__).resolve().parents[3]
 """The checkout that this code is in: its libraries are pinned there."""
 UNKNOWN = "NOASSERTION"
-"""What stands for a licence that a new library does not name in SPDX's terms. Whoever renews writes it by hand."""
+"""The placeholder for the licence of a new library that names none in SPDX's terms. The real one is added by hand."""
 LIBRARIES = (
     "accelerate", "cryptography", "mlflow", "numpy", "pandas", "peft", "pydantic", "safetensors", "tokenizers", "torch",
     "transformers",
 )  # fmt: skip
-"""What a registered model imports to answer. clinrl itself travels with the model."""
+"""The libraries that a registered model imports to answer. clinrl itself travels with the model."""
 QUANTISED = "bitsandbytes"
-"""What it needs besides if its base is held in four bits."""
+"""The library that a registered model also needs if its base is held in four bits."""
 OF_TORCH = re.compile(r"(cuda|nvidia)-|(torch|triton)$")
 HEADERS = {
     MAIN: """\
@@ -72,14 +71,14 @@ class Pin(NamedTuple):
     """One library at one version."""
 
     name: str
-    """As PyPI normalises it."""
+    """The name as PyPI normalises it."""
     version: str
     marker: str
     """Where it is installed, as a PEP 508 marker; empty: everywhere."""
     hashes: tuple[str, ...]
     """SHA-256 of every file that may be installed, in hexadecimal."""
     via: tuple[str, ...]
-    """Who needs it: libraries, or `clinrl`."""
+    """Its dependents: libraries, or `clinrl`."""
     licence: str
     """An SPDX expression."""
 
@@ -91,7 +90,7 @@ class Pin(NamedTuple):
 
 
 def read(text: str, source: str = MAIN, advice: str = "") -> list[Pin]:
-    """The pins of a file. Raises DataError, naming `source` and what to do, if any line of it belongs to none."""
+    """The pins of a file. Raises DataError, naming `source` and what to do, if a line belongs to no pin."""
     pins = [
         Pin(
             name=found["name"],
@@ -124,10 +123,10 @@ def load(folder: Path = ROOT, names: Iterable[str] = DEFAULT) -> list[Pin]:
 
 
 def merge_pins(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple[str, str], str]) -> list[Pin]:
-    """What uv resolved, with licences, and beside it the builds that are not on PyPI.
+    """The pins that uv resolved, with licences, and beside them the builds that are not on PyPI.
 
-    `built` has the hashes of local wheels by name and full version, such as 2.13.0+cpu. Another build that was pinned
-    before stays with its version, so that a machine without the wheel does not lose it.
+    `built` has the hashes of local wheels by name and full version, such as 2.13.0+cpu. A build that was pinned before
+    stays as long as its version does, so that a machine without the wheel does not lose it.
     """
     before = {(pin.name, pin.version): pin for pin in former}
     licences = {pin.name: pin.licence for pin in before.values()}
@@ -155,17 +154,17 @@ def _file(pin: Pin) -> str:
 
 @with_exit_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
+    """Renew the files. Arguments that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.provenance.pins", description=__doc__, allow_abbrev=False)
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     parser.add_argument("--wheels", nargs="*", type=Path, default=folders, metavar="FOLDER", help="of local wheels")
-    arguments, words = parser.parse_known_args(argv)
+    arguments, uv_options = parser.parse_known_args(argv)
     former, beside = load(), load(names=[VLLM])
-    resolved = read(_resolve(EXTRAS[MAIN], former, words), *RESOLVED)
+    resolved = read(_resolve(EXTRAS[MAIN], former, uv_options), *RESOLVED)
     pins = merge_pins(resolved, former, _built(map(Path, arguments.wheels)))
     # The libraries of .venv go first, so that both environments have the same where they can.
     known = [*(pin for pin in pins if "+" not in pin.version), *beside]
-    others = merge_pins(read(_resolve(EXTRAS[VLLM], known, words), *RESOLVED), known[::-1], {})
+    others = merge_pins(read(_resolve(EXTRAS[VLLM], known, uv_options), *RESOLVED), known[::-1], {})
     written = {name: [pin for pin in pins if _file(pin) == name] for name in DEFAULT} | {VLLM: others}
     for name, header in HEADERS.items():
         write_text(ROOT / name, header + "\n" + "".join(map(str, written[name])))
@@ -174,14 +173,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _resolve(extras: Iterable[str], known: Iterable[Pin], words: Sequence[str]) -> str:
-    """What uv resolves pyproject.toml with these extras to, on every platform, keeping the first known pin that fits.
+def _resolve(extras: Iterable[str], known: Iterable[Pin], uv_options: Sequence[str]) -> str:
+    """The requirements that uv resolves from pyproject.toml with these extras, for every platform.
 
-    Raises DataError if it cannot.
+    uv keeps the first known pin that fits. Raises DataError if uv finds no solution.
     """
     from uv import find_uv_bin
 
-    # A local wheel would be resolved to in place of PyPI's files, and other machines do not have it.
+    # uv would pin local wheels in place of PyPI's files, and other machines do not have these wheels.
     environment = {name: value for name, value in os.environ.items() if name != "UV_FIND_LINKS"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / MAIN
@@ -191,14 +190,14 @@ def _resolve(extras: Iterable[str], known: Iterable[Pin], words: Sequence[str]) 
             *("--generate-hashes", "--no-header", "--annotation-style=line", f"--output-file={out}"),
             *(f"--extra={extra}" for extra in extras),
         ]
-        done = subprocess.run([*command, *words], cwd=ROOT, env=environment, check=False)
+        done = subprocess.run([*command, *uv_options], cwd=ROOT, env=environment, check=False)
         if done.returncode:
             raise DataError("uv found no set of versions, and says why above; nothing was written")
         return out.read_text(encoding="utf-8")
 
 
 def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
-    """The hashes of wheels in folders, by normalised name and version. Raises DataError for one with another name."""
+    """The hashes of wheels in folders, by normalised name and version. Raises DataError for a malformed file name."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
     found: dict[tuple[str, str], str] = {}
@@ -212,7 +211,7 @@ def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
 
 
 def _licence_of(pin: Pin) -> str | None:
-    """The SPDX expression that an installed library states of itself; None if it is not installed or states none."""
+    """The SPDX expression of an installed library; None if it states none, or if this version is not installed."""
     try:
         about = metadata(pin.name)
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Rebuilds by others: a signed statement that somebody built a version from nothing and got the same bytes.
+"""Rebuilds by others: signed statements that somebody built a version from nothing and got the same bytes.
 
-Only a pipeline whose bytes do not depend on the machine can have such witnesses. `clinrl verify NAME --attest` writes
-one to data/attestations, which is under git: whoever rebuilt it commits it or sends the file. A gate may ask for some.
+This works because the pipeline's bytes do not depend on the machine. `clinrl verify NAME --attest` writes a statement
+to data/attestations, which is under git: the rebuilder commits or sends the file. A gate may require some of them.
 """
 
 import json
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 PREDICATE = "https://clinrl.dev/rebuilt/v1"
 BASE = "base@"
-"""How stages begin that a rebuild leaves alone: a base has an address of its own."""
+"""The prefix of the stages that a rebuild leaves out: `clinrl verify base@TASK` rebuilds a base by itself."""
 
 
 def statement(
     name: str, commit: str, identity: str, outs: Mapping[str, str], files: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a rebuilder signs: that at a commit a name was rebuilt, every file equal.
+    """The statement that a rebuilder signs: a name was rebuilt at a commit, and every file was equal.
 
     `identity` is the digest of its adapter or full model, `outs` the DVC digest of every output of its lineage, `files`
     the SHA-256 of every file in them.
@@ -41,7 +41,7 @@ def statement(
 
 
 def write(root: Path, claim: dict[str, Any], signer: "Signer") -> Path:
-    """Sign a rebuild and write it where it is looked for. The same key writes the same file."""
+    """Sign a rebuild and write it below `root`, where `count` reads it. The same key writes to the same file."""
     file = re.sub(r"[^A-Za-z0-9]", "-", signer.key.fingerprint) + ".json"
     path = root / paths.attestations(claim["predicate"]["name"]) / file
     write_json(path, dsse.envelope(claim, signer))
@@ -49,10 +49,10 @@ def write(root: Path, claim: dict[str, Any], signer: "Signer") -> Path:
 
 
 def count(params: Params, name: str, identity: str) -> list[str]:
-    """Who of `rebuilders` in params.yaml signed that they rebuilt a version or a merge, in the order listed there.
+    """The names in `rebuilders` of params.yaml that signed a rebuild of a version or a merge, in their order there.
 
-    Their word must be about this very adapter or full model, by its identity, and about every output of its lineage as
-    dvc.lock records it. A file that is none of this does not count. Raises ArtefactError if there is no dvc.lock.
+    A statement counts if it is about this very adapter or full model, by its identity, and about every output of its
+    lineage as dvc.lock records it. Other files do not count. Raises ArtefactError if there is no dvc.lock.
     """
     recorded = lock.read()
     stages = [stage for stage in lock.ancestors(recorded, lock.exam_stage(params, name)) if not stage.startswith(BASE)]

@@ -1,7 +1,7 @@
-"""The stages of dvc.yaml by their addresses: which command stands behind each, and the first of them.
+"""The stages of dvc.yaml by their addresses: the command of each, and the code of the first.
 
-DVC hands a command to a shell, so no command of dvc.yaml holds a name: each is `clinrl stage "$DVC_STAGE"`, and the
-name is read from the address that DVC puts into that variable.
+DVC passes a command to a shell, so no command of dvc.yaml contains a name: each is `clinrl stage "$DVC_STAGE"`, and
+the name is read from the address that DVC puts into that variable.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError, did_you_mean, format_value
 
 STAGES = ("dataset", "validate", "probe", "train", "evaluate")
-"""Of a version, in their order."""
+"""The stages of a version, in their order."""
 FIRST = "params"
-"""The stage that all others follow: it proves params.yaml."""
+"""The stage that all others depend on: it checks params.yaml."""
 
 COMMANDS = {
     "base": ("base", "{}"),
@@ -40,15 +40,15 @@ COMMANDS = {
     "rival": ("evaluate", "{}"),
     "compare": ("compare", "{}"),
 }
-"""Group of dvc.yaml to the subcommand of `clinrl`, and to what that calls the group's name."""
+"""Group of dvc.yaml to the subcommand of `clinrl`, and to the pattern of the name that the subcommand takes."""
 
 
 def command_of(address: str) -> tuple[str, str]:
-    """The subcommand and the name that an address such as `train@esi-v46` stands for.
+    """The subcommand and the name of an address such as `train@esi-v46`.
 
-    Raises ParamsError for a group that dvc.yaml has not, or a name that is none.
+    Raises ParamsError for a group that dvc.yaml does not have, or an invalid name.
     """
-    own = address.rpartition("dvc.yaml:")[2]  # so DVC begins an address where it is started in another folder
+    own = address.rpartition("dvc.yaml:")[2]  # DVC's prefix of an address if DVC is started in another folder
     group, _, name = own.partition("@")
     if group not in COMMANDS:
         groups = did_you_mean(group, [FIRST, *COMMANDS])
@@ -59,14 +59,14 @@ def command_of(address: str) -> tuple[str, str]:
         raise ParamsError(
             f"{format_value(address)} names {format_value(name)}, which is no name; `clinrl check` says what is wrong"
         )
-    command, called = COMMANDS[group]
-    return command, called.format(name)
+    command, pattern = COMMANDS[group]
+    return command, pattern.format(name)
 
 
 def addresses(command: str, name: str) -> list[str]:
-    """The addresses of dvc.yaml that may stand for a subcommand and a name."""
-    groups = [(group, called) for group, (known, called) in COMMANDS.items() if known == command]
-    return [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
+    """The possible addresses in dvc.yaml of a subcommand and a name."""
+    groups = [(group, pattern) for group, (known, pattern) in COMMANDS.items() if known == command]
+    return [f"{group}@{name.removesuffix(pattern[2:])}" for group, pattern in groups if name.endswith(pattern[2:])]
 
 
 def addresses_of(params: Params, name: str) -> dict[str, str]:
@@ -84,7 +84,7 @@ def addresses_of(params: Params, name: str) -> dict[str, str]:
 
 
 def check(source: Path) -> None:
-    """Refuse parameters that are not sound, or that stand in a file of which DVC knows nothing. Raises ParamsError."""
+    """Refuse invalid parameters, and parameters in a file that dvc.yaml does not list. Raises ParamsError."""
     load_params(source)
     pipeline = source.parent / "dvc.yaml"
     if pipeline.exists():
@@ -95,10 +95,10 @@ def check(source: Path) -> None:
 
 
 def prove(source: Path) -> None:
-    """Check the parameters, then write the constant that says so.
+    """Check the parameters, then write the proof, which is a constant.
 
-    What it says never changes, so an edit of params.yaml lets DVC run this again and nothing after it. Raises
-    ParamsError.
+    The proof never changes, so after an edit of params.yaml DVC runs this stage again, but none that depends on it.
+    Raises ParamsError.
     """
     check(source)
     write_json(paths.params_proof(), {"params.yaml": "every name and value in it was checked"})

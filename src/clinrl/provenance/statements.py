@@ -1,8 +1,8 @@
-"""Provenance: what a stage made of what, with which parameters, signed by who ran it.
+"""Provenance: the inputs, parameters and outputs of a stage, in a statement signed on the machine that ran it.
 
-Every finished stage of dvc.yaml leaves an in-toto statement with SLSA's predicate in .clinrl/provenance. It is written
-by the stage itself, before DVC writes dvc.lock, so it hashes the files as they lie there; dvc.lock must then say the
-same. It holds no times and no hosts: the same stage on the same inputs says the same.
+Every finished stage of dvc.yaml leaves an in-toto statement with SLSA's predicate in .clinrl/provenance. The stage
+itself writes it before DVC writes dvc.lock, so the statement hashes the files on the disk; dvc.lock must then have the
+same digests. It holds no times and no hosts: the same stage on the same inputs gives the same statement.
 """
 
 import json
@@ -28,11 +28,11 @@ BUILDER = "clinrl"
 
 
 def record(command: str, name: str, scale: "Scale", source: Path = Path("params.yaml")) -> None:
-    """Sign what `clinrl COMMAND NAME` has just made. A statement that says so already, and counts, stays.
+    """Sign a statement of what `clinrl COMMAND NAME` has just made. An equal statement by a trusted key stays.
 
-    Nothing is written where dvc.yaml has no such stage. A statement that cannot be signed or written is said in a line
-    and fails nothing: the artefact is whole, and DVC throws away what a failed command made, after hours perhaps. Its
-    provenance is then missing, which is seen where it is asked for.
+    Nothing is written if dvc.yaml has no such stage. If the statement cannot be signed or written, a line says so, and
+    the command still succeeds: the artefact is whole, and DVC would delete what a failed command made, perhaps after
+    hours. The missing provenance shows up when a command needs it.
     """
     try:
         stage = find(command, name, source)
@@ -40,20 +40,20 @@ def record(command: str, name: str, scale: "Scale", source: Path = Path("params.
             return
         claim, path = statement(stage), FOLDER / f"{stage.address}.json"
         try:
-            held = dsse.open_envelope(json.loads(path.read_bytes()), keyring())[1]
-        except (OSError, ValueError, RecursionError, Refused):  # none, or by a key that does not count
-            held = {}
-        if held != claim:
+            former = dsse.open_envelope(json.loads(path.read_bytes()), keyring())[1]
+        except (OSError, ValueError, RecursionError, Refused):  # there is none, or its key is not trusted
+            former = {}
+        if former != claim:
             write_json(path, dsse.envelope(claim, signer(scale)))
     except (Refused, OSError) as error:
         echo(f"{command} {name} is done, but its provenance is not signed: {error}")
 
 
 def of_stages(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The signed statements about stages, each with its address, in their order; none for a stage that did not run
-    here, or that made other files than there are now.
+    """The signed statements about stages, each with its address, in the given order.
 
-    Raises SignatureError naming a statement that was altered, or that nobody signed whose signature counts.
+    A stage has none if it did not run here, or if its files differ from those here now. Raises SignatureError naming a
+    statement that was altered, or that no trusted key signed.
     """
     ring, found = keyring(), []
     for address in addresses:
@@ -77,7 +77,7 @@ def of_stages(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def statement(stage: Stage) -> dict[str, Any]:
-    """What is signed about a stage that has just run. Raises ArtefactError if an input or an output is not there."""
+    """The statement about a stage that has just run. Raises ArtefactError if an input or an output is missing."""
     for path in (*stage.deps, *stage.outs):
         if not Path(path).exists():
             raise ArtefactError(f"{path}, which dvc.yaml names, is not there")
@@ -98,8 +98,8 @@ def statement(stage: Stage) -> dict[str, Any]:
 def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage | None:
     """The stage of dvc.yaml that runs `clinrl COMMAND NAME`; None if there is none.
 
-    Reads dvc.yaml itself, since to ask DVC takes as long as some stages do; a test holds this against dvc.lock. Raises
-    ArtefactError if it cannot be read, or names what params.yaml does not have.
+    This reads dvc.yaml itself, since DVC takes as long as some stages do; a test compares the result with dvc.lock.
+    Raises ArtefactError if dvc.yaml cannot be read, or names a key that params.yaml does not have.
     """
     if not dvc_yaml.PIPELINE.exists():
         return None
@@ -108,7 +108,7 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
 
 
 def _subjects(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """An output with the digest that dvc.lock will record, and each file of it."""
+    """An output with the digest that dvc.lock will record, and each of its files."""
     whole = {"dvcMd5": md5(path)}
     if path.is_dir():
         yield path.as_posix(), whole
@@ -117,6 +117,6 @@ def _subjects(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _inputs(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """An input: a file, the manifest of a folder that names all its files, or else each of them."""
+    """The files of an input: the file itself, a folder's manifest, which names all its files, or else each file."""
     for file in [path / MANIFEST] if (path / MANIFEST).exists() else files_of(path):
         yield file.as_posix(), {"sha256": sha256_file(file)}

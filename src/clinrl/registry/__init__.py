@@ -1,1 +1,1 @@
-"""The registry: what MLflow holds of a version, names and aliases, and the model that is loaded from it."""
+"""The registry in MLflow: runs, versions and aliases, and the models that are loaded from it."""

@@ -1,6 +1,6 @@
-"""What MLflow holds of a version, written from its files: its run (recipe, exam, history, reports) and its model.
+"""Write a version to MLflow from its files: its run (recipe, exam, history, reports) and its model.
 
-Whatever is there stays and what is missing is added, so that the same call completes what a kill left half done.
+Existing entries stay and missing ones are added, so that the same call completes what a kill left half done.
 """
 
 import json
@@ -52,7 +52,7 @@ BELOW = "Intervals and all other metrics are in the run below this one, reports 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A version or a merge with its exam: all that is registered of it."""
+    """A version or a merge with its exam: everything that is registered about it."""
 
     model: Model
     manifest: Manifest
@@ -60,23 +60,23 @@ class Recorded:
     reports: Mapping[str, EvalReport]
     """By mode."""
     metrics: Mapping[str, float]
-    """Every number of the exam, by the name that it has in MLflow."""
+    """Every number of the exam, by its name in MLflow."""
     card: str
-    """The card of what was made, with its exam; empty where none was written."""
+    """The model card with the results of the exam; empty if the model has no card."""
     why: str
     training: tuple[model_card.Trained, ...]
-    """What each version of its lineage was trained on."""
+    """The training data of each version in its lineage."""
     tags: Mapping[str, str]
-    """Version tags about how it was made, empty ones left out. `waiver` says why it was trained against the probe or an
-    alarm, `placebo` what its training was paid in place of the task's score, and `alarms` which its training had."""
+    """Version tags about how it was made, without empty ones. `waiver` is the reason for training despite the probe or
+    an alert, `placebo` the reward in place of the task's score, and `alarms` lists the alerts of the training."""
     provenance: list[tuple[str, dict[str, Any]]]
-    """The signed statements of the stages that it follows from, as far as they ran here, each with its address."""
+    """The signed statements of its stages and their ancestors, as far as they ran here, each with its address."""
     bill: str | None
-    """The bill of materials; None where no constraints.txt pins the libraries."""
+    """The bill of materials; None if no constraints.txt pins the libraries."""
     keys: Mapping[str, Key]
-    """Whose signatures count."""
+    """The trusted keys, by name."""
     signer: Callable[[], Signer]
-    """Who signs it; no key is asked for before there is something to sign."""
+    """Returns the signing key, which is not loaded before there is something to sign."""
 
     @property
     def digest(self) -> str:
@@ -88,19 +88,19 @@ class Recorded:
 
     @property
     def headline(self) -> frozenset[str]:
-        """The metrics that its run shows first: reward and the task's rows, in each mode."""
+        """The metrics that its run shows first: the reward and the task's row metrics, in each mode."""
         named = ("reward", *self.model.task.reporting.row_metrics)
         return mlflow_store.SHOWN | {f"{mode}/{name}" for mode in self.reports for name in named}
 
 
 def collect(params: Params, model: Model) -> Recorded:
-    """All that is registered of a name, each part checked against dvc.lock and against the others.
+    """Collect everything that is registered about a name, each part checked against dvc.lock and the other parts.
 
-    Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
-    follow from its answers.
+    Raises ArtefactError naming a part that was altered or that dvc.lock does not record, or a number of a report that
+    does not follow from its answers.
     """
     lock.demand(params, model.name)
-    manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
+    manifest, base = _checked_manifest(model.folder), _checked_manifest(paths.base(model.task.name))
     if manifest.inputs.get("base") != identity(base):
         raise ArtefactError(f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds")
     reports = recount.reports(params, model.name)
@@ -167,7 +167,7 @@ def _missing(params: Params, name: str) -> list[str]:
 
 
 def _alarms(name: str) -> str:
-    """As "stop clipped think at 12"; "none" without any, empty if it was not trained."""
+    """The alerts of a training, such as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
     raised = raised_in(paths.report(name) / ALARMS)
     if raised is None:
         return ""
@@ -176,13 +176,13 @@ def _alarms(name: str) -> str:
 
 
 def stated(params: Params, name: str, key: str) -> str:
-    """What the manifest of a version says under a key, or those of the versions that a merge is made of; else empty."""
+    """The value of a key in the manifest of a version, or in those of a merge's versions; empty if there is none."""
     manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
     return "; ".join(filter(None, (manifest.spec.get(key, "") for manifest in manifests)))
 
 
-def _sound(folder: Path) -> Manifest:
-    """The manifest of a folder that holds what it names, unaltered, and nothing else. Raises ArtefactError."""
+def _checked_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder. Raises ArtefactError if the folder does not hold exactly the files that it names."""
     manifest = verified(folder)
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -194,9 +194,10 @@ def _sound(folder: Path) -> Manifest:
 
 
 def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
-    """Log whatever of recipe, metrics, history, data sets and files a run lacks, and the run below it.
+    """Log the recipe, metrics, history, data sets and files that a run and the run below it lack.
 
-    The headline is in the run itself, all other metrics are in the one below: its pages show every metric of a run.
+    The headline is in the run itself, all other metrics are in the one below: MLflow's pages show every metric of a
+    run.
     """
     mlflow_store.log_params(client, run, made.manifest.spec)
     log = made.model.folder / HISTORY
@@ -223,7 +224,7 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
 def _log_metrics(client: "MlflowClient", run: "Run", exam: Sequence[Point], history: Sequence[Point]) -> None:
     run_id, held, began = run.info.run_id, run.data.metrics, int(run.info.start_time)
-    # What comes first, or was missed while it trained, is dated like the run: two machines at once add it once.
+    # First values, and points missed during training, are dated like the run: two machines at once add them once.
     log_points(client, run_id, [point for point in exam if point[0] not in held], at=began)
     log_points(client, run_id, [(name, 0, value) for name, _, value in exam if held.get(name, value) != value])
     known = mlflow_store.known_points(client, run, {name for name, _, _ in history})
@@ -291,7 +292,7 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedModel":
     """The finished model with this digest in the experiment of the run: found, completed, restored or created.
 
-    Two machines that create it at once end with the older one.
+    Two machines that create it at once both end up with the older one.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -310,7 +311,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
             client.delete_logged_model(mine.model_id)
     model = found[0]
     ready = model.status == "READY"
-    if not ready or not _intact(client, model, made.keys):
+    if not ready or not _is_intact(client, model, made.keys):
         upload(client, model, made, run_id)
     if not ready:
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
@@ -321,7 +322,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
 
 
 def _log_model(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> None:
-    """Log what a model lacks of recipe and headline, by which MLflow's pages compare models."""
+    """Log the parts of recipe and headline that a model lacks; MLflow's pages compare models by them."""
     from mlflow.entities import Metric
 
     if params := {
@@ -347,12 +348,12 @@ def logged_models(client: "MlflowClient", experiment: str, digest: str) -> list[
     return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
 
 
-def _intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key]) -> bool:
-    """Whether a model is as somebody registered it whose key counts. Of a server, all of its files are brought here."""
+def _is_intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key]) -> bool:
+    """Whether a model is as a trusted key signed it. From a server, all of its files are downloaded for this."""
     with TemporaryDirectory(prefix="clinrl-") as scratch:
         folder = own_folder(client, model)
         if folder is None:
-            if not client.list_logged_model_artifacts(model.model_id):  # MLflow would ask for a file without a name
+            if not client.list_logged_model_artifacts(model.model_id):  # MLflow would request a file without a name
                 return False
             folder = download(client, model, Path(scratch))
         try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clinrl.registry.log_run import Recorded
 
 PROVENANCE = "provenance"
-"""Folder of a registered model: what each stage that it follows from made of what, signed by who ran it."""
+"""Folder in a registered model with the signed provenance statements of its stages and their ancestors."""
 
 
 def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
@@ -38,7 +38,7 @@ def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
 
 
 def download(client: "MlflowClient", model: "LoggedModel", target: Path, file: str = "") -> Path:
-    """The folder of a model, brought from a server into a folder; of its files `file` alone, if that names one."""
+    """Download the folder of a model, or only `file` of it, from a server into `target`, and return `target`."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     artifacts = get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri)
@@ -47,17 +47,17 @@ def download(client: "MlflowClient", model: "LoggedModel", target: Path, file: s
 
 
 def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
-    """Who signed a registered folder, every file of which is as it was then. Raises Refused naming what is not."""
+    """The name of the key that signed a registered folder. Raises Refused if a file or the record is not as signed."""
     name = check(folder, keys, but=(NOTED,))
     pyfunc.read(folder)
     return name
 
 
 def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str) -> None:
-    """Send the folder that is registered, signed as a whole: the weights, and the rest as `served` writes it.
+    """Upload the folder of a model, signed as a whole: the weights, and the rest as `pyfunc.write` writes it.
 
-    What was there is replaced. Raises ArtefactError if a file changed meanwhile, SignatureError if nothing could be
-    signed, and RegistryError for an address that is no model's.
+    This replaces the model's former files. Raises ArtefactError if a file changed meanwhile, SignatureError if signing
+    failed, and RegistryError for an address that MLflow gives no model.
     """
     record = pyfunc.Served(
         name=made.model.name,
@@ -75,14 +75,14 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         else {pyfunc.MERGED: made.model.folder}
     )
     folder = Path(".clinrl/registry", made.model.name)  # on the disk of the weights, which then need not be copied
-    shutil.rmtree(folder, ignore_errors=True)  # of a registration that was killed; no other process has this name
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed registration; no other process registers this name
     try:
         pyfunc.write(folder, record, _exam_texts(made.model), model_id=model.model_id, run_id=run_id)
         for part, source in parts.items():
             shutil.copytree(source, folder / part, copy_function=_link)
         key = made.signer()
         write_text(folder / SIGNER, f"{key.key.line}\n")
-        if made.card:  # that of the adapter's own folder is part of its digest, and was written before any exam
+        if made.card:  # the README.md in the adapter's folder is part of its digest, and older than any exam
             write_text(folder / "README.md", made.card)
         if made.bill is not None:
             write_text(folder / bom.FILE, made.bill)
@@ -90,7 +90,7 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
             write_json(folder / PROVENANCE / f"{address}.json", envelope)
         sign(folder, key)
         _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
-        if (old := own_folder(client, model)) is not None:  # what was put there by hand must not stay beside
+        if (old := own_folder(client, model)) is not None:  # files that were put there by hand must not stay
             shutil.rmtree(old, ignore_errors=True)
         elif model.status == "READY":  # before that, another machine may be sending the same
             _remove(client, model)
@@ -102,7 +102,7 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
 def _remove(client: "MlflowClient", model: "LoggedModel") -> None:
     """Remove the files of a model from a server. Raises RegistryError for an address that MLflow gives no model.
 
-    Whoever can write to the server's store can put any there, a folder of this machine too.
+    Anybody who can write to the server's store could put any address there, even a folder of this machine.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -115,7 +115,7 @@ def _remove(client: "MlflowClient", model: "LoggedModel") -> None:
 
 
 def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: "Recorded") -> None:
-    """Refuse a folder in which other weights were signed than were checked: files may change while they are linked."""
+    """Refuse a folder if the signed weights are not the checked ones: files may change while they are linked."""
     checked = {identity(made.manifest), identity(made.base)}
     signed = signed_files(folder, key)
     for part, manifest in parts.items():
@@ -129,7 +129,7 @@ def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: "
 
 
 def _exam_texts(model: Model) -> novelty.Examined | None:
-    """What is kept of the texts of an exam, as the model sees them; nothing of imported ones."""
+    """The novelty record of an exam's texts, as the model sees them; None if a case is imported."""
     cases = list(read_cases(paths.cases(model.exam), model.task))
     if any(map(is_imported, cases)):
         return None
@@ -138,7 +138,7 @@ def _exam_texts(model: Model) -> novelty.Examined | None:
 
 
 def _link(source: str, target: str) -> None:
-    """A second name of a file, or a copy of it where the file system has no such thing."""
+    """Make a hard link to a file, or a copy if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,12 +1,13 @@
-"""Whether a text is unlike anything that a model was examined on: novelty detection, without asking the model.
+"""Novelty detection: whether a text is unlike the texts of the exam that a model took. The model is not asked.
 
-A model answers everything, a shopping list too, and its form says nothing about that. Here a text is known by its
-pairs of neighbouring words. It is novel if more of them are new than in all but a few of the exam's own cases, or if it
-has fewer pairs, or more, than any of those. What that says is "the exam does not speak for this text", and no more: a
-familiar text may be misread, a novel one read rightly. So the flag stands beside the answer and changes none.
+A model answers everything, even a shopping list, and the form of its answer does not show that. Here a text is
+described by its pairs of neighbouring words. It is novel if its share of new pairs is larger than in all but a few of
+the exam's own cases, or if it has fewer pairs, or more, than any of those. Novel means "the exam says nothing about
+such a text", and no more: a familiar text may be misread, and a novel one read correctly. So the flag is shown beside
+the answer and changes none.
 
-What is kept of an exam are hashes of pairs, two sizes and a share. Pairs can be guessed from their hashes, so nothing
-at all is kept of imported cases, which are somebody's: beside such an exam nothing is said about a text.
+The record of an exam holds hashes of pairs, two sizes and a share. Pairs can be guessed from their hashes, so nothing
+is kept of imported cases, which are about real patients: with such an exam, every text is unknown.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from clinrl.artifacts import write_json
 from clinrl.errors import ArtefactError
 
 FAMILIAR, NOVEL, UNKNOWN = "familiar", "novel", "unknown"
-"""unknown: nothing is kept of the exam, or the text was not read."""
+"""unknown: there is no record of the exam, or the text was not read."""
 TAIL = 0.005
 """Share of the exam's own cases that may have more new pairs than a familiar text."""
 FOLDS = 10
@@ -34,23 +35,23 @@ _WORD = re.compile(r"[^\W\d_]+|\d+")
 
 @dataclass(frozen=True)
 class Examined:
-    """What an exam's texts have in common."""
+    """The record of an exam's texts, with which other texts are compared."""
 
     pairs: frozenset[str]
     """Hashes of the pairs of neighbouring words."""
     least: int
-    """Different pairs of the shortest text."""
+    """The number of different pairs in the shortest text."""
     most: int
-    """Different pairs of the longest text."""
+    """The number of different pairs in the longest text."""
     share: float
-    """Of new pairs, up to which a text is familiar."""
+    """The largest share of new pairs in a familiar text."""
 
 
 def learn(texts: Sequence[Sequence[str]], groups: Sequence[str]) -> Examined:
-    """What the texts of an exam have in common. Each is several strings; raises ValueError for no text.
+    """The record of the texts of an exam. Each text is several strings. Raises ValueError if there is no text.
 
-    How many pairs are new to one of them is counted beside the others, group by group in ten folds, since cases of a
-    group are alike.
+    The share of new pairs in one of the texts is measured against the texts of the other nine folds. A group is in one
+    fold, since cases of a group are alike.
     """
     if not texts:
         raise ValueError("an exam needs a text")
@@ -70,7 +71,7 @@ def learn(texts: Sequence[Sequence[str]], groups: Sequence[str]) -> Examined:
 
 
 def judge(text: Sequence[str], examined: Examined | None) -> str:
-    """`FAMILIAR` or `NOVEL`; `UNKNOWN` without an exam."""
+    """`FAMILIAR` or `NOVEL`; `UNKNOWN` without a record of the exam."""
     if examined is None:
         return UNKNOWN
     found = frozenset(pairs(text))
@@ -79,7 +80,7 @@ def judge(text: Sequence[str], examined: Examined | None) -> str:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Every string in plain data, depth first: what a case says in words."""
+    """Every string in plain data, depth first, such as the texts of a case."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
@@ -96,20 +97,20 @@ def pairs(text: Iterable[str]) -> Iterator[str]:
 
 
 def write(path: Path, examined: Examined | None) -> None:
-    """Write what is kept of an exam: `null` for one of which nothing is."""
+    """Write the record of an exam, or `null` if there is none."""
     kept = examined and {**vars(examined), "pairs": sorted(examined.pairs)}
     write_json(path, kept)
 
 
 def read(path: Path) -> Examined | None:
-    """What `write` wrote. Raises ArtefactError if it is missing or something else."""
+    """The record that `write` wrote. Raises ArtefactError if the file is missing or malformed."""
     try:
         kept = json.loads(path.read_bytes())
         return None if kept is None else Examined(**{**kept, "pairs": frozenset(kept["pairs"])})
     except (OSError, ValueError, TypeError, KeyError):
-        raise ArtefactError(f"{path} does not say what the exam was about; register the version again") from None
+        raise ArtefactError(f"{path} is no record of an exam's texts; register the version again") from None
 
 
 def _new(found: frozenset[str], known: frozenset[str]) -> float:
-    """The share of pairs that are not known; 1 for a text without any."""
+    """The share of pairs that are not known; 1 for a text without pairs."""
     return len(found - known) / len(found) if found else 1.0

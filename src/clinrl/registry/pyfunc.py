@@ -1,8 +1,8 @@
 """A registered model as its user sees it: a table of facts in, a table of answers out.
 
-The folder that is registered holds everything that answering needs, the part of clinrl included that answers, so that
-a colleague needs neither a checkout nor the data. It is signed as a whole, and `clinrl_loader`, which MLflow imports to
-load it, checks every file before this module is imported. Nothing here writes down what a row says: rows are patients.
+A registered folder holds everything that answering needs, including the code of clinrl for it, so that a user needs
+neither a checkout nor the data. The folder is signed as a whole, and `clinrl_loader`, which MLflow imports to load it,
+checks every file before this module is imported. Nothing here stores the content of a row: rows are patients.
 """
 
 import json
@@ -42,32 +42,32 @@ ANSWERS = {"config", "models", "provenance", "registry", "runtime", "signing", "
 """The packages of clinrl that answering imports: a registered folder holds them, and the modules beside them."""
 MODE = "mode"
 COLUMNS = ("rationale", "thinking", MODE, "parse_status", "novelty")
-"""What is answered beside the task's own column, which stands first."""
+"""The columns of an answer after the task's own column."""
 READ = "ok"
-"""The parse status of an answer that could be read; otherwise it is the reason why it could not."""
+"""The parse status of a readable answer; that of an unreadable one is the reason."""
 REFUSED = "refused: "
-"""How the parse status of a row begins that no model was asked about; the reason follows."""
+"""The beginning of the parse status of a refused row, which the model does not get; the reason follows."""
 SEED = 1
-"""Of sampling, in modes with a temperature above 0: that of the exam."""
+"""The seed of sampling, in modes with a temperature above 0: that of the exam."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-"""No case that a model was trained or examined on holds one; in a prompt it could end a turn's line."""
+"""A control character. No case of a training or an exam holds one; in a prompt it could end the line of a turn."""
 EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 EXAMINED = "examined.json"
-"""What is kept of the exam's texts, so that a row which is unlike them is told: `clinrl.registry.novelty`."""
+"""The record of the exam's texts, which tells rows that are unlike them: see `clinrl.registry.novelty`."""
 
 
 class Decoding(Strict):
-    """How one mode is answered: the decoding that the version was examined with."""
+    """The decoding of one mode, which is that of the version's exam."""
 
     thinking: bool
     temperature: float
     max_new_tokens: int
     top_p: float = Field(default=1.0, exclude_if=lambda value: value == 1.0)
-    """Left out at its default, as folders have it that were registered before it came."""
+    """Left out at its default, as in folders that were registered before there was this field."""
 
 
 class Served(Strict):
-    """What a registered folder is: `served.json`."""
+    """The record of a registered folder: `served.json`."""
 
     name: str
     """The version or the merge."""
@@ -85,10 +85,10 @@ class Served(Strict):
 
 
 def write(out: Path, served: Served, examined: novelty.Examined | None, *, model_id: str, run_id: str) -> None:
-    """Write everything of a registered folder but the weights: record, MLflow's description, requirements, code.
+    """Write a registered folder, but for the weights: record, MLflow's description, requirements, code.
 
-    `examined` is what is kept of the exam's texts. `model_id` and `run_id` are MLflow's names of the model and of the
-    run that it belongs to.
+    `examined` is the record of the exam's texts. `model_id` and `run_id` are MLflow's names of the model and of its
+    run.
     """
     from mlflow.models import Model
 
@@ -100,7 +100,7 @@ def write(out: Path, served: Served, examined: novelty.Examined | None, *, model
     write_json(out / EXAMPLE, split)
     write_json(out / SERVING_EXAMPLE, {"dataframe_split": split})
     needed = [f"{library}=={version(library).split('+')[0]}" for library in pins.LIBRARIES]
-    # A base of the hub may be held in four bits; the library for it is of no use elsewhere.
+    # A base of the hub may be held in four bits; the library for that works on this platform alone.
     needed.append(
         f'{pins.QUANTISED}=={version(pins.QUANTISED)} ; platform_machine == "x86_64" and sys_platform == "linux"'
     )
@@ -115,7 +115,7 @@ def write(out: Path, served: Served, examined: novelty.Examined | None, *, model
     for name in ANSWERS:
         shutil.copytree(source / name, package / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     shutil.copyfile(clinrl_loader.__file__, out / CODE / f"{clinrl_loader.__name__}.py")
-    # A file where Python would put compiled code: the folder stays as it was signed, whoever loads it.
+    # A file in the place of Python's folder for compiled code, so that loading leaves the folder as it was signed.
     write_text(out / CODE / "__pycache__", "")
     model = Model(
         run_id=run_id,
@@ -169,10 +169,9 @@ def signature(task: Task, served: Served) -> Any:
 
 
 def read(folder: Path) -> Served:
-    """The record of a registered folder, whose parts are those that it names. Files are not read: the signature of the
-    folder speaks of them.
+    """The record of a registered folder. Other files are not read: the signature of the folder covers them.
 
-    Raises ArtefactError if the record is missing or malformed, or names other parts than are there.
+    Raises ArtefactError if the record is missing or malformed, or names other parts than the folder holds.
     """
     path = folder / RECORD
     try:
@@ -209,26 +208,26 @@ def load(path: str) -> "Answerer":
     else:
         qlora = bool(read_manifest(folder / ADAPTER).spec.get("qlora", False))
         model, tokenizer = bases.open_base(folder / BASE, for_training=False, qlora=qlora)
-        verified(folder / ADAPTER)  # as `open_base` did with its folder: what was checked may have changed since
+        verified(folder / ADAPTER)  # as `open_base` did with its folder: files may have changed since the check
         model = opening.adapted(model, folder / ADAPTER).eval()
     return Answerer(served, task, Sampler(model, tokenizer), novelty.read(folder / EXAMINED))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, read."""
+    """One row of a table, after reading."""
 
     mode: str | None
-    """None: it names a mode that the model has not."""
+    """None: the row names a mode that the model does not have."""
     prompt: Prompt | None
-    """None: it was refused."""
+    """None: the row was refused."""
     refusal: str = ""
-    """Why, without what the row says."""
+    """The reason, without the content of the row."""
     novelty: str = novelty.UNKNOWN
 
 
 class Answerer:
-    """What MLflow holds of a loaded model."""
+    """A loaded model, as MLflow calls it."""
 
     def __init__(self, served: Served, task: Task, sampler: Sampler, examined: novelty.Examined | None) -> None:
         self.served = served
@@ -239,10 +238,10 @@ class Answerer:
     def predict(self, table: "DataFrame", params: Mapping[str, Any] | None = None) -> "DataFrame":
         """Answer each row: the answer (None if unreadable), `rationale`, `thinking`, `mode`, `parse_status`, `novelty`.
 
-        A row's own `mode` goes before the one of `params`. Rows are answered in batches, those of a mode together. A
-        row that cannot be asked has no answer, and a parse status that begins with `REFUSED` and says why, without
-        what the row says; the others are answered. `novelty` is about the text (`registry.novelty`): `novel` means
-        that the exam does not speak for it. The answer stays, since that is a rule of thumb.
+        A row's own `mode` overrides the one of `params`. Rows of one mode are answered together, in batches. A refused
+        row has no answer, and a parse status of `REFUSED` and the reason, without the content of the row; the other
+        rows are answered. `novelty` is about the text (`registry.novelty`): `novel` means that the exam says nothing
+        about such a text. The answer stays, since this is a rule of thumb.
 
         Raises MLflow's exception, with one sentence, if a column is missing or `params` names no mode of the model.
         """
@@ -262,9 +261,9 @@ class Answerer:
                 continue
             turn = read_turn(completion.text, self.sampler.opens(self.served.modes[row.mode].thinking))
             answer = self.task.parse(transcript_of(turn))
-            silent = isinstance(answer, Unreadable)
-            status = answer.reason if silent else READ
-            lines.append((None if silent else answer, turn.content, turn.thinking, row.mode, status, row.novelty))
+            given = None if isinstance(answer, Unreadable) else answer
+            status = answer.reason if isinstance(answer, Unreadable) else READ
+            lines.append((given, turn.content, turn.thinking, row.mode, status, row.novelty))
         # As objects: a column of strings and numbers would turn an absent value into NaN, which JSON does not have.
         return DataFrame(lines, columns=[self.task.safety.answer, *COLUMNS], index=table.index, dtype=object)
 
@@ -322,7 +321,7 @@ class Answerer:
 
 
 def _facts(task: Task) -> type[BaseModel]:
-    """What the model may see of a case, as a record: the columns of a table."""
+    """The class of a task's facts, whose fields are the columns of a table."""
     return cast("type[BaseModel]", task.Case.model_fields["facts"].annotation)
 
 
@@ -349,7 +348,7 @@ def _mode(value: Any) -> str:
 
 
 def _read_facts(facts: type[BaseModel], row: Mapping[str, Any], marks: Sequence[str]) -> BaseModel:
-    """The facts in a row. Raises DataError saying what is wrong, without what the row says.
+    """The facts in a row. Raises DataError saying what is wrong, without the content of the row.
 
     `marks` are the texts that the tokenizer reads as one token of its own, such as the end of a turn.
     """

@@ -1,8 +1,8 @@
-"""Names in MLflow: a run a version, a registered model a task, and the aliases under which people load one.
+"""Names in MLflow: a run per version, a registered model per task, and the aliases under which people load a version.
 
 Nothing in MLflow is the only copy of anything. A run is filled from the manifest, the reports and `history.jsonl`, and
-may be filled again at any time and from any machine: what is there stays, what is missing is added. A version is known
-by the digest of what was trained, so that one adapter is one version however often it is registered.
+may be filled again at any time and from any machine: existing entries stay, missing ones are added. A version is
+identified by the digest of its adapter, so that one adapter is one version however often it is registered.
 """
 
 import json
@@ -40,9 +40,9 @@ CANDIDATE, CHAMPION = "candidate", "champion"
 GATE, REFUSED = "gate", "refused"
 EXAMINED = "examined"
 RENEWED = ("exam_digest",)
-"""Version tags that a second examination changes; the others say how the version was made and stay."""
+"""Version tags that a second exam changes; the others say how the version was made and stay."""
 ATTEMPTS = 3
-"""At a registration that another machine is making too."""
+"""The number of attempts at a registration that another machine makes at the same time."""
 
 
 class Entry(Strict):
@@ -50,7 +50,7 @@ class Entry(Strict):
 
     model: str
     number: int
-    """MLflow's, from 1."""
+    """MLflow's version number, from 1."""
     name: str
     """The version or merge of params.yaml."""
     digest: str
@@ -61,22 +61,23 @@ class Entry(Strict):
 
 
 def register(params: Params, name: str) -> Entry:
-    """Register a version or a merge of params.yaml that was examined, or fill in what its entry lacks.
+    """Register a version or a merge of params.yaml that has taken its exam, or complete its entry.
 
     Its run gets the recipe, every metric of every mode with its interval, the training history by step, the data sets,
-    reports, plots, card and pages of proofs; its model version the adapter with its base (or the full model) and all
-    that loading needs. A model that is there and would be refused is sent anew; a server's is fetched whole to see
-    that. It becomes the `candidate` unless it was refused, was champion, was trained on a waiver, or a newer one is.
+    reports, plots, card and pages of proofs. Its model version gets the adapter with its base (or the full model) and
+    all files that loading needs. A registered model that would be refused is uploaded again; to check this, a server's
+    model is downloaded as a whole. The version becomes the `candidate` unless it was refused, was champion, was trained
+    on a waiver, or a newer version is the candidate.
 
-    Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, Busy if the same
-    name is being registered, and RegistryError if MLflow did not do its part; the same call then completes it.
+    Raises ParamsError for an unknown name, ArtefactError if there is no exam or a file was altered, Busy if the same
+    name is being registered, and RegistryError if MLflow failed; the same call then completes the entry.
     """
     _check(name, "a version or a merge")
     model = params.model(name)
     if model.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
-        with connect():  # a store that is out of reach is said before minutes of counting
+        with connect():  # report an unreachable store before minutes of counting
             pass
         made = collect(params, model)
         for data in filter(None, (model.data, model.exam)):
@@ -99,7 +100,7 @@ def _complete_entry(made: Recorded) -> Entry:
         if "waiver" not in made.tags and _is_next(client, entry, aliases):
             client.set_registered_model_alias(made.model.registered, CANDIDATE, str(entry.number))
             aliases |= {CANDIDATE: str(entry.number)}
-        # Last: whoever reads it may take it that nothing of this examination is missing.
+        # Last: readers of this tag may rely on the entry of this exam being complete.
         if entry.tags.get(EXAMINED) != reports_digest(made.reports):
             client.set_model_version_tag(made.model.registered, version.version, EXAMINED, reports_digest(made.reports))
             version = client.get_model_version(made.model.registered, version.version)
@@ -109,8 +110,8 @@ def _complete_entry(made: Recorded) -> Entry:
 def _is_next(client: "MlflowClient", entry: Entry, aliases: Mapping[str, str]) -> bool:
     """Whether a version becomes the candidate: not if it was refused or champion already, nor in place of a newer one.
 
-    Registering also fills in what was lost, such as the run of a version of long ago. Of one name that is the candidate
-    whose files are here now.
+    Registering also restores lost entries, such as the run of an old version. Of several versions with one name, the
+    one with the files that are here now becomes the candidate.
     """
     if entry.tags.get(GATE) == REFUSED or "approver" in entry.tags or {CHAMPION, CANDIDATE} & set(entry.aliases):
         return False
@@ -167,7 +168,7 @@ def holder(model: str, alias: str) -> Entry | None:
         if alias not in aliases:
             return None
         version = client.get_model_version(model, aliases[alias])
-        return _entry(version, aliases) if _counts(version) else None
+        return _entry(version, aliases) if _is_complete(version) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +178,11 @@ class Champion:
     name: str
     """The version or merge of params.yaml."""
     number: int
-    """MLflow's, from 1."""
+    """MLflow's version number, from 1."""
     digest: str
     """Identity of its adapter, or of the full model."""
     model: Any
-    """As `mlflow.pyfunc.load_model` returns it; every file of it was checked against its signature."""
+    """The model as `mlflow.pyfunc.load_model` returns it; all of its files were checked against its signature."""
 
     def predict(self, table: Any) -> Any:
         """The answers to a table of facts, a row each, as a pandas DataFrame."""
@@ -191,8 +192,8 @@ class Champion:
 def load_champion(model: str) -> Champion:
     """The champion of a task, or of `<task>-merged`, loaded from the registry.
 
-    Raises RegistryError if nothing is champion or the registry does not answer, and clinrl_loader.Untrusted if a file
-    of it is not as it was signed.
+    Raises RegistryError if there is no champion or the registry does not answer, and clinrl_loader.Untrusted if one of
+    its files is not as it was signed.
     """
     entry = holder(model, CHAMPION)
     if entry is None:
@@ -204,18 +205,20 @@ def load_champion(model: str) -> Champion:
 
 
 def check_intact(params: Params, entry: Entry) -> None:
-    """Refuse a registered model that is not as somebody signed it whose key counts, or that holds another adapter.
+    """Refuse a registered model that is not as a trusted key signed it, or that holds another adapter.
 
-    The whole folder is read, from a server too. Raises SignatureError or ArtefactError naming the file, RegistryError
+    The whole folder is read, also from a server. Raises SignatureError or ArtefactError naming the file, RegistryError
     if there is no folder.
     """
     with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
         _check_folder(params, entry, _folder(client, entry, Path(scratch)))
 
 
-def bring(params: Params, entry: Entry, to: Path) -> Path:
-    """A copy of a registered model's folder, below a folder that is private: what is checked is what will be loaded,
-    whatever happens to the store meanwhile. Raises as `check_intact` does."""
+def checked_copy(params: Params, entry: Entry, to: Path) -> Path:
+    """Copy a registered model's folder below the private folder `to`, check the copy, and return its path.
+
+    The checked files are thus the loaded ones, whatever happens to the store. Raises as `check_intact` does.
+    """
     with connect() as client:
         folder = _folder(client, entry, to)
     if not folder.is_relative_to(to):
@@ -239,10 +242,10 @@ def _check_folder(params: Params, entry: Entry, folder: Path) -> None:
 
 
 def made_of(entry: Entry) -> Mapping[str, str]:
-    """The digests of what a registered full model was made of, by name.
+    """The digests of the inputs of a registered full model, by name.
 
-    Its manifest says so, and the entry's digest is that of its manifest: whoever can write to the registry can name no
-    others. Raises ArtefactError if the manifest is missing or malformed, RegistryError if it is another model's.
+    They are in its manifest, which the entry's digest covers: somebody who can write to the registry cannot name other
+    inputs. Raises ArtefactError if the manifest is missing or malformed, RegistryError if it is another model's.
     """
     with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
         folder = _folder(client, entry, Path(scratch), f"{MERGED}/{MANIFEST}")
@@ -253,7 +256,7 @@ def made_of(entry: Entry) -> Mapping[str, str]:
 
 
 def _folder(client: "MlflowClient", entry: Entry, scratch: Path, file: str = "") -> Path:
-    """The folder of a registered model: of the project's own store its own, of a server's a copy below `scratch`, of
+    """The folder of a registered model: its own in the project's store, or a copy from a server in `scratch`, with
     `file` alone if that names one."""
     source = str(client.get_model_version(entry.model, str(entry.number)).source)
     if file_of(client.tracking_uri) is not None and not source.startswith("models:"):
@@ -271,14 +274,14 @@ def _folder(client: "MlflowClient", entry: Entry, scratch: Path, file: str = "")
 
 
 def tag(entry: Entry, tags: Mapping[str, str]) -> None:
-    """Set tags of a version; those not named stay. Raises RegistryError, if the version is gone for one."""
+    """Set tags of a version; other tags stay. Raises RegistryError, for example if the version is gone."""
     with connect() as client:
         for key, value in tags.items():
             client.set_model_version_tag(entry.model, str(entry.number), key, value)
 
 
 def point(model: str, alias: str, entry: Entry | None) -> None:
-    """Let an alias stand for a version, or for nothing (None). Raises RegistryError; the alias then stays."""
+    """Move an alias to a version, or remove it (None). Raises RegistryError; the alias then stays."""
     _check(model, "a registered model")
     _check(alias, "an alias")
     with connect() as client:
@@ -296,7 +299,7 @@ def _check(name: str, what: str) -> None:
 def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
     """The model version with this digest, created if there is none, with every tag.
 
-    Two machines that create it at once end with the older one.
+    Two machines that create it at once both end up with the older one.
     """
     where = f"name='{made.model.registered}' and tags.{DIGEST}='{made.digest}'"
     tags = _tags(made)
@@ -353,7 +356,7 @@ def _tags(made: Recorded) -> dict[str, str]:
 
 
 def origin(manifest: Manifest) -> dict[str, str]:
-    """Tags that a manifest accounts for: the digests of base, of data if any, and of the parent or the merged parts."""
+    """The tags that follow from a manifest: digests of the base, of data if any, and of the parent or merged parts."""
     inputs = dict(manifest.inputs)
     tags = {f"{what}_digest": inputs.pop(what) for what in ("base", "data") if what in inputs}
     return tags | {"parent_digest": ", ".join(inputs.values())}
@@ -385,7 +388,7 @@ def _aliases(client: "MlflowClient", model: str) -> dict[str, str] | None:
 
 
 def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:
-    """The finished versions that fit, oldest first. Those that nobody registered from here do not count."""
+    """The complete versions that match `where`, oldest first."""
     found: list[ModelVersion] = []
     token: str | None = None
     while True:
@@ -393,10 +396,11 @@ def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:
         found += page
         if not (token := page.token):
             break
-    return sorted((version for version in found if _counts(version)), key=lambda version: int(version.version))
+    return sorted((version for version in found if _is_complete(version)), key=lambda version: int(version.version))
 
 
-def _counts(version: "ModelVersion") -> bool:
+def _is_complete(version: "ModelVersion") -> bool:
+    """Whether a version is finished, and was registered by clinrl: others in MLflow lack its tags."""
     return bool(version.status == "READY" and {DIGEST, "version"} <= version.tags.keys())
 
 

@@ -1,1 +1,1 @@
-"""A task's champion and candidate, asked by the clients of OpenAI's interface."""
+"""Serves a task's champion and candidate to clients of OpenAI's interface."""

@@ -1,7 +1,7 @@
-"""Who writes the answers: models that are loaded here, one thread of which owns them all, or a vLLM server.
+"""The backends that write answers: models in this process, which one thread owns, or a vLLM server.
 
-A version is opened under its digest beside those that are open. What was asked of a version is answered by it, also
-after another took its name.
+A version is opened under its digest, beside the versions that are already open. The version that got a request answers
+it, even after another version took its name.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
 
 T = TypeVar("T")
 WINDOW_S = 0.005
-"""How long the first of several requests waits for others, to be answered together."""
+"""Seconds that a request waits for others, to be answered with them."""
 FAILURES = 5
-"""Batches of a version in a row that fail until this process counts as broken, as after an error of CUDA that stays."""
+"""Failed batches of a version in a row after which this process counts as broken, as by a lasting error of CUDA."""
 
 
 class Dropped(Exception):
@@ -37,7 +37,10 @@ class Dropped(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """A prompt that somebody waits for, and where its tokens go: those so far, then the completion or an exception."""
+    """A prompt whose answer a client waits for, and the queue of its results.
+
+    The queue gets the tokens so far, each time there are more, then the completion or an exception.
+    """
 
     digest: str
     ids: tuple[int, ...]
@@ -50,22 +53,22 @@ class Job:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     pieces: asyncio.Queue[tuple[int, ...] | Completion | Exception] = field(default_factory=asyncio.Queue)
 
-    def tell(self, what: tuple[int, ...] | Completion | Exception) -> None:
+    def send(self, what: tuple[int, ...] | Completion | Exception) -> None:
         with suppress(RuntimeError):  # the server has ended, and nobody waits
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, what)
 
-    def goes_with(self, other: "Job") -> bool:
-        """Whether both may be written at once. Drawn tokens depend on what they are drawn beside; likeliest do not."""
+    def can_join(self, other: "Job") -> bool:
+        """Whether both may be in one batch. Sampled tokens depend on the rest of their batch; greedy ones do not."""
         return self is other or (self.digest == other.digest and self.temperature == other.temperature == 0.0)
 
 
 class Local:
-    """Models of this process. Requests that wait for the same version are written at once, `rows` at most."""
+    """Models in this process. Requests that wait for the same version are answered as one batch of at most `rows`."""
 
     def __init__(self, scale: Scale, rows: int) -> None:
         self._scale, self._rows = scale, rows
         self._bases: dict[tuple[str, bool], tuple[Any, Any]] = {}
-        """By digest, and whether in four bits."""
+        """Model and tokenizer by the base's digest, and by whether it is held in four bits."""
         self._samplers: dict[str, Sampler] = {}
         self._failures = Counter[str]()
         """Batches that failed since the last answer of any version, by digest."""
@@ -74,11 +77,11 @@ class Local:
         Thread(target=self._work, name="models", daemon=True).start()
 
     def open(self, served: Served, folder: Path) -> Sampler:
-        """Make a version ready, of a checked folder that stays. Its sampler says how prompts are spelt.
+        """Load a version from a checked folder that stays. The returned sampler encodes its prompts.
 
-        Weights are read here while other versions answer, since that may take a minute and draws no random number.
-        torch's default type is another meanwhile, on which no tensor of an answer depends. An adapter is put on its
-        base between two batches: PEFT draws for that, and the base may be one that answers.
+        Weights are read in this thread while other versions answer, since that may take a minute and draws no random
+        number. torch's default type changes meanwhile, but no tensor of an answer depends on it. An adapter is put on
+        its base between two batches: PEFT draws random numbers for that, and the base may be answering.
         """
         if served.form == "merged":
             sampler = Sampler(*bases.open_base(folder / MERGED, for_training=False), scale=self._scale)
@@ -91,7 +94,7 @@ class Local:
         def adapt() -> Sampler:
             with memory.place("loading an adapter", memory.larger(self._scale)):
                 adapted = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
-            self._bases[base] = adapted, tokenizer  # a base is not kept that an adapter has failed to get on
+            self._bases[base] = adapted, tokenizer  # kept only once the adapter is on it
             is_shared = spec.get("trainer", {}).get("generation_path") == SHARED  # as in its exam
             sampler = Sampler(adapted, tokenizer, shared=is_shared, scale=self._scale, place="an answer")
             return self._keep(served.digest, sampler)
@@ -99,11 +102,11 @@ class Local:
         return self._between(adapt)
 
     def close(self, digest: str) -> None:
-        """Let a version go that nobody asks any more."""
+        """Unload a version that gets no requests any more."""
         self._between(lambda: self._close(digest))
 
     def submit(self, what: Job | Callable[[], None]) -> None:
-        """Have a prompt written, or something done between two batches."""
+        """Queue a prompt, or a call that is to run between two batches."""
         with self._changed:
             self._todo.append(what)
             self._changed.notify()
@@ -113,7 +116,7 @@ class Local:
         return sampler.window
 
     def is_failing(self, digest: str) -> bool:
-        """Whether nothing but failures came of the last FAILURES batches of a version, and no other has answered."""
+        """Whether the last FAILURES batches of a version failed, and no version has answered since."""
         return self._failures[digest] >= FAILURES
 
     def _between(self, call: Callable[[], T]) -> T:
@@ -122,7 +125,7 @@ class Local:
         def run() -> None:
             try:
                 done.set_result(call())
-            except Exception as error:  # noqa: BLE001  whoever waits for it gets it
+            except Exception as error:  # noqa: BLE001  the waiting caller gets it
                 done.set_exception(error)
 
         self.submit(run)
@@ -158,7 +161,7 @@ class Local:
                 return self._todo.popleft()  # type: ignore[return-value]  # it is the first
             if len(self._todo) == 1:
                 self._changed.wait(WINDOW_S)
-            batch = [one for one in self._todo if isinstance(one, Job) and one.goes_with(first)][: self._rows]
+            batch = [one for one in self._todo if isinstance(one, Job) and one.can_join(first)][: self._rows]
             for job in batch:
                 self._todo.remove(job)
             return batch
@@ -166,7 +169,7 @@ class Local:
     def _write(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.is_dropped:
-                job.tell(Dropped())
+                job.send(Dropped())
         jobs = [job for job in jobs if not job.is_dropped]
         if not jobs:
             return
@@ -174,35 +177,35 @@ class Local:
         try:
             if first.digest in getattr(sampler.model, "peft_config", ()):
                 sampler.model.set_adapter(first.digest)
-            sampler.watch = [Telling(jobs, sampler)]  # type: ignore[list-item]  # it is called
+            sampler.watch = [TokenStream(jobs, sampler)]  # type: ignore[list-item]  # it is called
             written = sampler.sample(
                 [Prompt("the request", (), job.ids, job.budget) for job in jobs],
                 thinking=False,  # prompts are spelt already
                 temperature=first.temperature, top_p=first.top_p, seed=first.seed,
                 budget=max(job.budget for job in jobs),
             )  # fmt: skip
-        except Exception as error:  # noqa: BLE001  whoever asked is told, and the others are served
-            # A request that no memory is enough for is refused, and says nothing of this process.
+        except Exception as error:  # noqa: BLE001  the clients get it, and the others are served
+            # A refusal, as of a request that needs more memory than there is, is no fault of this process.
             self._failures[first.digest] += not isinstance(error, Dropped | Refused)
             for job in jobs:
-                job.tell(error)
+                job.send(error)
             return
         finally:
-            sampler.watch = ()  # what was asked is not kept
+            sampler.watch = ()  # requests are not kept
         self._failures.clear()
         for job, one in zip(jobs, written, strict=True):
-            job.tell(one if one.tokens <= job.budget else sampler.cut(one, job.budget))
+            job.send(one if one.tokens <= job.budget else sampler.cut(one, job.budget))
 
 
-class Telling:
-    """Tells those whose answers are streamed each token, while a batch is written; ends it when nobody listens."""
+class TokenStream:
+    """Sends each token of a batch to the clients with streamed answers; ends the batch when no client is left."""
 
     def __init__(self, jobs: Sequence[Job], sampler: Sampler) -> None:
         self._jobs = sorted(jobs, key=lambda job: -len(job.ids))
         self._pad, self._ends = sampler.tokenizer.pad_token_id, end_tokens(sampler.model, sampler.tokenizer)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """The scores (B, V) as they are, given the tokens before them (B, T), padding anywhere."""
+        """Return the scores (B, V) unchanged. `input_ids` (B, T) are the tokens so far, with padding anywhere."""
         if all(job.is_dropped for job in self._jobs):
             raise Dropped
         if any(job.is_streamed for job in self._jobs):
@@ -211,18 +214,18 @@ class Telling:
                 prompt = next((job.ids for job in self._jobs if tokens[: len(job.ids)] == job.ids), None)
                 for job in self._jobs if prompt and tokens[-1] not in self._ends else ():
                     if job.is_streamed and job.ids == prompt:
-                        job.tell(tokens[len(prompt) :][: job.budget])
+                        job.send(tokens[len(prompt) :][: job.budget])
         return scores
 
 
 class Remote:
-    """The vLLM server of `clinrl engine`, which batches by itself. A stream is one piece, since it is asked whole."""
+    """The vLLM server of `clinrl engine`, which batches by itself. A streamed answer comes from it in one piece."""
 
     def __init__(self, task: str, settings: Vllm) -> None:
         self._task, self._settings = task, settings
         self._engines: dict[str, engine.Engine] = {}
         self._wanted: dict[str, tuple[Served, Path]] = {}
-        """What is open, or is to be, by digest."""
+        """The versions that are open, or are being opened, by digest."""
         self._changing = Lock()
         self._pool = ThreadPoolExecutor(settings.at_once)
 
@@ -231,10 +234,10 @@ class Remote:
         return self._connected(served, folder)
 
     def close(self, digest: str) -> None:
-        """Have the server forget a version. Raises EngineError if it is away; here it is forgotten then too."""
+        """Unload a version from the server. Raises EngineError if the server is away; it is closed here even then."""
         self._wanted.pop(digest, None)
-        if (asked := self._engines.pop(digest, None)) is not None:
-            asked.release(str(asked.adapter))
+        if (connected := self._engines.pop(digest, None)) is not None:
+            connected.release(str(connected.adapter))
 
     def submit(self, job: Job) -> None:
         self._pool.submit(self._write, job)
@@ -244,25 +247,25 @@ class Remote:
         return min(filter(None, (sampler.window, sampler.client.max_length)))
 
     def is_failing(self, _: str) -> bool:
-        """Never: a server that is away is asked again, and starting this process anew would not bring it back."""
+        """Never: a server that is away is asked again, and a restart of this process would not bring it back."""
         return False
 
     def _write(self, job: Job) -> None:
         if job.is_dropped:
-            job.tell(Dropped())
+            job.send(Dropped())
             return
         try:
-            asked = self._engines[job.digest]
-            (one,) = asked.sample(
+            connected = self._engines[job.digest]
+            (one,) = connected.sample(
                 [Prompt("the request", (), job.ids, job.budget)], thinking=False, temperature=job.temperature,
                 top_p=job.top_p, budget=job.budget, seed=job.seed,
             )  # fmt: skip
-            job.tell(one)
+            job.send(one)
         except EngineError as error:
-            job.tell(error)
-            self._reopen(job.digest, asked)
-        except Exception as error:  # noqa: BLE001  whoever asked is told, and the others are served
-            job.tell(error)
+            job.send(error)
+            self._reopen(job.digest, connected)
+        except Exception as error:  # noqa: BLE001  the client gets it, and the others are served
+            job.send(error)
 
     def _connected(self, served: Served, folder: Path) -> engine.Engine:
         if served.form == "merged":
@@ -271,16 +274,16 @@ class Remote:
         if identity(read_manifest(base)) != served.base_digest:
             raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
         opening.check(folder / ADAPTER)
-        asked = engine.connect(self._task, self._settings)
-        asked.adopt(folder / ADAPTER)
-        asked.check_adopted()
-        self._engines[served.digest] = asked
-        return asked
+        connected = engine.connect(self._task, self._settings)
+        connected.adopt(folder / ADAPTER)
+        connected.check_adopted()
+        self._engines[served.digest] = connected
+        return connected
 
     def _reopen(self, digest: str, failed: engine.Engine) -> None:
-        """Connect anew: a server that was started again has no adapter, and that of `clinrl engine` has another key.
+        """Connect again: a server that was restarted has no adapter, and that of `clinrl engine` has another key.
 
-        One request tries it, and no other waits for that. Where the server is away, the next that fails tries again.
+        One failed request does this, and no other waits for it. If the server is away, the next one that fails tries.
         """
         if not self._changing.acquire(blocking=False):
             return
@@ -295,4 +298,4 @@ class Remote:
 
 
 Backend = Local | Remote
-"""What writes."""
+"""A backend that writes answers."""

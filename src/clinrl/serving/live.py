@@ -1,7 +1,7 @@
-"""Which versions are asked under which names: the registry's aliases, looked at every few seconds.
+"""The served versions and their names, which follow the registry's aliases.
 
-A version is opened before it takes a name, and stays open for a while after it lost the last one. Whatever is wrong
-with the next one, the version before goes on. A version that is refused while it serves loses its name.
+A version is opened before it takes a name, and stays open for a while after it lost its last name. If the next version
+cannot be served, the former one goes on. A version that is refused while it serves loses its name.
 """
 
 import fcntl
@@ -30,9 +30,9 @@ from clinrl.signing.keys import PUBLIC, TRUSTED
 
 ALIASES = (versions.CHAMPION, versions.CANDIDATE)
 POLL_S = 1.0
-"""Seconds between two looks at the registry."""
+"""Seconds between two checks of the registry."""
 COPY = "clinrl-served-"
-"""How the names of private copies in the temporary folder begin."""
+"""The prefix of private copies in the temporary folder."""
 
 
 _State = list[tuple[str, int, int]]
@@ -41,56 +41,56 @@ _State = list[tuple[str, int, int]]
 
 @dataclass(frozen=True)
 class Version:
-    """A version that is ready."""
+    """A version that is open."""
 
     served: Served
     sampler: Sampler
     room: int | None
-    """Tokens of prompt and completion together."""
+    """Tokens that prompt and completion may have together; None: any number."""
     folder: Path
     since: int
     """When it was opened, in seconds since 1970."""
 
     def mode(self, thinking: bool | None) -> str | None:
-        """The mode in which it was examined with thinking or without, or that by default (None); None if it was not."""
+        """The exam's mode with thinking or without, or the default mode for None; None if the exam had no such mode."""
         if thinking is None:
             return self.served.default_mode
         return next((name for name, mode in self.served.modes.items() if mode.thinking == thinking), None)
 
 
 class Live:
-    """The versions that are asked. `names` is replaced as a whole, so whoever reads it needs no lock."""
+    """The served versions. `names` is replaced as a whole, so that readers need no lock."""
 
     def __init__(self, params: Params, model: str, backend: Backend, keep_s: float, source: Path | None = None) -> None:
-        """`keep_s`: seconds for which a version that lost its names may still be asked for. `source`: params.yaml, to
-        be read again when it changes; None: `params` stay."""
+        """`keep_s`: seconds for which a version stays open after it lost its last name. `source`: params.yaml, which is
+        read again when it changes; None: `params` stay."""
         self.params = params
         self._model, self._backend, self._keep_s = model, backend, keep_s
         self._held: dict[str, Version] = {}
-        """By alias."""
+        """The version of each alias."""
         self._open: dict[str, Version] = {}
-        """By digest."""
+        """Every open version, by digest."""
         self._places: dict[Path, int] = {}
-        """The private copies, also one that is being made, each with its lock."""
+        """The private copies, including one that is being made, with the descriptors of their locks."""
         self._has_ended = False
         self._lost: dict[str, float] = {}
-        """When a version lost its last name, by digest."""
+        """The time at which a version lost its last name, by digest."""
         self._source, self._read, self._trusted, self._log = source, _State(), _State(), _State()
         self._intact: dict[str, SignatureError | None] = {}
-        """What was wrong with a registered folder when it was last read under the keys that count, by digest."""
+        """The fault of a registered folder, if any, when it was last read under the present keys; by digest."""
         self._allowed: dict[str, object] = {}
-        """The versions that may be asked by what the audit log says and the keys that count, by alias."""
+        """The version that may be served by the present audit log and keys, as digest and tags, by alias."""
         self._recorded: str | None = None
         """The digest of the champion by the audit log."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
-        """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
+        """The time of the next try to open a version after a failure, by digest: a large model takes long to read."""
         self.names: Mapping[str, Version] = {}
-        """The champion's first, if there is one."""
+        """The served versions by their names; the champion's alias comes first, if there is a champion."""
         _sweep()
 
     def renew(self) -> None:
-        """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
+        """Check the registry once. A version that cannot be served is reported once, and raises nothing."""
         try:
             self._read_records()
             self._reported.pop("records", None)
@@ -112,28 +112,28 @@ class Live:
         held = {alias: self._held[alias] for alias in ALIASES if alias in self._held}
         by_alias = {f"{self._model}@{alias}": version for alias, version in held.items()}
         self.names = by_alias | {version.served.name: version for version in reversed(held.values())}
-        self._let_go()
+        self._close_unused()
 
-    def lack(self) -> str | None:
-        """Why nothing can be asked; None: something can."""
+    def why_nothing_served(self) -> str | None:
+        """The reason why nothing is served; None if something is."""
         if self.names:
             return None
         why = next(iter(self._reported.values()), f"{self._model} has neither a champion nor a candidate")
         return f"nothing is served yet: {why}; `clinrl versions {self._model}` lists what there is"
 
     def end(self) -> None:
-        """Remove the private copies, also while another thread looks at the registry; it opens nothing more."""
+        """Remove the private copies, even while another thread checks the registry; that thread opens nothing more."""
         self._has_ended = True
         for place in self._places.copy():
             shutil.rmtree(place, ignore_errors=True)
 
     def _read_records(self) -> None:
-        """Read params.yaml, the keys and the audit log again if they changed; what followed from them is asked anew.
+        """Read params.yaml, the keys and the audit log again if they changed, and drop the checks that used them.
 
-        An approver may have been struck off the list, or a key removed.
+        An approver may have been removed from the list, or a key from the keyring.
         """
         read = _state_of(*files_with(self._source)) if self._source else _State()
-        if self._source and read != self._read:  # of a broken one too: it is not read again before it changes
+        if self._source and read != self._read:  # a broken one too is not read again before it changes
             try:
                 self.params = load_params(self._source)
                 self._reported.pop("params", None)
@@ -145,14 +145,14 @@ class Live:
         if (read, trusted, log) != (self._read, self._trusted, self._log):
             self._allowed.clear()
             self._recorded = None
-            with suppress(Refused, OSError):  # which `check_servable` says
+            with suppress(Refused, OSError):  # `check_servable` reports these
                 self._recorded = recorded_champion(self._model, audit_log.lines(self.params))
         self._read, self._trusted, self._log = read, trusted, log
 
     def _holder(self, alias: str) -> versions.Entry | None:
-        """Who is to be asked by an alias. As champion, whom the audit log knows as champion.
+        """The version to serve under an alias. Under the champion's alias, this is the champion of the audit log.
 
-        A scheduled retraining moves the name before its lines are merged: the champion before is approved until then.
+        A scheduled retraining moves the alias before its lines are merged; until then the former champion is approved.
         """
         entry = versions.holder(self._model, alias)
         if alias != versions.CHAMPION or entry is None:
@@ -164,10 +164,10 @@ class Live:
         return versions.by_digest(self._model, self._recorded) or entry
 
     def _check(self, alias: str, entry: versions.Entry) -> None:
-        """Refuse what may not be served, if the audit log or the registry says anything new, or other keys count.
+        """Refuse a version that may not be served. It is checked again if the audit log, its tags or the keys changed.
 
-        What is open is read once under the same keys, since it may be many gigabytes. Raises GateError, and
-        SignatureError where nobody signed whose key counts still.
+        The folder of an open version is read once under the same keys, since it may have many gigabytes. Raises
+        GateError, and SignatureError if no key that is still trusted signed the folder.
         """
         state = entry.digest, entry.tags
         if self._allowed.get(alias) == state:
@@ -186,7 +186,7 @@ class Live:
         if entry.digest not in self._intact:
             fault = None
             try:
-                versions.check_intact(self.params, entry)  # what else it raises says nothing of the folder
+                versions.check_intact(self.params, entry)  # other exceptions say nothing about the folder
             except SignatureError as error:
                 fault = error
             self._intact[entry.digest] = fault
@@ -201,12 +201,12 @@ class Live:
         if entry.digest not in self._open:
             place, started = Path(mkdtemp(prefix=COPY)), time.monotonic()
             self._places[place] = os.open(place, os.O_RDONLY)
-            fcntl.flock(self._places[place], fcntl.LOCK_EX)  # which the kernel drops with this process
+            fcntl.flock(self._places[place], fcntl.LOCK_EX)  # the kernel releases it when this process ends
             try:
-                folder = versions.bring(self.params, entry, place)
+                folder = versions.checked_copy(self.params, entry, place)
                 self._intact[entry.digest] = None
                 served = read(folder)
-                # The tag in the registry may be removed by whoever writes there; this was signed.
+                # Anybody who can write to the registry can remove the tag there; this manifest is signed.
                 if waiver := read_manifest(folder / served.form).spec.get("waiver"):
                     raise GateError(f"{served.name} was trained on a waiver ({waiver}) and is never served")
                 sampler = self._backend.open(served, folder)
@@ -222,12 +222,12 @@ class Live:
                     self._remove(place)
         return self._open[entry.digest]
 
-    def _let_go(self) -> None:
-        """Close what nobody can be waiting for any more."""
+    def _close_unused(self) -> None:
+        """Close the versions for which no client can be waiting any more."""
         named, now = {version.served.digest for version in self._held.values()}, time.monotonic()
         self._lost = {digest: self._lost.get(digest, now) for digest in self._open if digest not in named}
         for digest in [digest for digest, at in self._lost.items() if now - at > self._keep_s]:
-            version = self._open.pop(digest)  # first: what is closed by half may not be used again
+            version = self._open.pop(digest)  # first: a version that is half closed must not be used again
             del self._lost[digest]
             self._intact.pop(digest, None)
             try:
@@ -260,6 +260,6 @@ def _sweep() -> None:
 
 
 def _state_of(*files: Path) -> _State:
-    """By which a change of one of these files is seen."""
+    """The names, sizes and times of the files that exist, by which a change is detected."""
     found = [(file, file.stat()) for file in files if file.exists()]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in found]

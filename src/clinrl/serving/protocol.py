@@ -1,7 +1,7 @@
-"""OpenAI's chat completions, as far as they are served: what a request may say, and the form of what is answered.
+"""OpenAI's chat completions, as far as they are served: the fields of a request, and the form of an answer.
 
-Names of fields are OpenAI's. vLLM's `chat_template_kwargs` and `reasoning` are beside them. What is not listed here is
-refused, since a field that is ignored in silence answers another question than was asked.
+Names of fields are OpenAI's, but for vLLM's `chat_template_kwargs` and `reasoning`. Other fields are refused: if one
+were ignored in silence, the answer would be to another question.
 """
 
 import json
@@ -18,21 +18,21 @@ from clinrl.types import Message, Strict
 
 MAX_TURNS = 64
 COLDEST = 0.01
-"""The least temperature but 0: scores that are divided by less are no numbers any more."""
+"""The lowest temperature above 0: division by less makes scores that are no numbers."""
 
 
-class Asked(Strict):
-    """A part of a request. Numbers are numbers: no text is read as one."""
+class RequestPart(Strict):
+    """A part of a request. Text is never converted to a number."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Text(Asked):
+class Text(RequestPart):
     type: Literal["text"]
     text: str
 
 
-class Turn(Asked):
+class Turn(RequestPart):
     role: Literal["system", "user", "assistant"]
     content: str | list[Text]
 
@@ -42,11 +42,11 @@ class Turn(Asked):
         return Message(role=self.role, content="\n".join(parts))
 
 
-class TemplateOptions(Asked):
+class TemplateOptions(RequestPart):
     enable_thinking: bool
 
 
-class StreamOptions(Asked):
+class StreamOptions(RequestPart):
     include_usage: bool = False
 
 
@@ -56,8 +56,8 @@ def _computable(temperature: float | None) -> float | None:
     return temperature
 
 
-class Ask(Asked):
-    """The body of a request. Null is as absent."""
+class ChatRequest(RequestPart):
+    """The body of a request. Null means absent."""
 
     model: str
     messages: list[Turn] = Field(min_length=1, max_length=MAX_TURNS)
@@ -74,12 +74,12 @@ class Ask(Asked):
 
     @property
     def thinking(self) -> bool | None:
-        """Whether it asks for thinking; None: it leaves that open."""
+        """Whether the request asks for thinking; None: it leaves that open."""
         return None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
 
 
 class Refusal(Exception):
-    """A request that is not answered, and why."""
+    """A request that is not answered, with the status and the reason."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -91,22 +91,22 @@ BUSY = {429: "1", 503: "5"}
 
 
 def error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """A refusal as OpenAI's clients read it."""
+    """The body of a refusal, in the form that OpenAI's clients read."""
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def refused(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """The response that a refusal is."""
+    """The HTTP response of a refusal."""
     headers = {"Retry-After": BUSY[status]} if status in BUSY else None
     return JSONResponse(error(status, message, param, code), status, headers)
 
 
-def read(body: bytes) -> Ask:
-    """The request that a body is. Raises Refusal, without what the request says."""
+def read(body: bytes) -> ChatRequest:
+    """Parse the body of a request. Raises Refusal, which does not quote the request."""
     try:
-        return Ask.model_validate_json(body)
+        return ChatRequest.model_validate_json(body)
     except ValidationError as invalid:
         first = invalid.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"]))[:80]
@@ -116,7 +116,7 @@ def read(body: bytes) -> Ask:
 
 
 def settled(text: str, is_opened: bool) -> Message:
-    """Of a text that a model is writing, the part of its turn that stays, however the text goes on."""
+    """The part of an unfinished turn that stays, however the model goes on with `text`."""
     if not is_opened:
         head = text.lstrip()
         if not head.startswith(OPEN):
@@ -130,7 +130,7 @@ def settled(text: str, is_opened: bool) -> Message:
 
 
 class Answer:
-    """One answer under way: its names, and the events of its stream."""
+    """One answer in progress: its identifiers, and the events of its stream."""
 
     def __init__(self, model: str, fingerprint: str, prompt_tokens: int) -> None:
         self._names = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
@@ -140,7 +140,7 @@ class Answer:
 
     @property
     def id(self) -> str:
-        """By which whoever asked may name the answer later, with its label."""
+        """The id under which the client may send the label of this answer later."""
         return str(self._names["id"])
 
     def whole(self, turn: Message, stop: str, tokens: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Answer:
         return self._chunk({"role": "assistant", "content": ""})
 
     def more(self, turn: Message) -> Iterator[bytes]:
-        """The events for what a turn has more than was sent of it."""
+        """The events for the part of a turn that was not sent yet."""
         for name, text in {"reasoning": turn.thinking or "", "content": turn.content}.items():
             if len(text) > len(self._sent[name]) and text.startswith(self._sent[name]):
                 yield self._chunk({name: text[len(self._sent[name]) :]})

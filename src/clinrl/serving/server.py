@@ -1,6 +1,6 @@
 """`clinrl serve`: OpenAI's interface over the versions of a registered model.
 
-Nothing of a request is written down but its status, the version that answered, and counts (`clinrl.serving.watch`).
+Nothing of a request is stored but its status, the version that answered, and counts (`clinrl.serving.watch`).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from clinrl.runtime import determinism
 from clinrl.runtime.guard import Fence, Limits, address_of, listen
 from clinrl.serving.backends import Job, Local, Remote
 from clinrl.serving.live import POLL_S, Live, Version
-from clinrl.serving.protocol import Answer, Ask, Refusal, error, event, read, refused, settled
+from clinrl.serving.protocol import Answer, ChatRequest, Refusal, error, event, read, refused, settled
 from clinrl.serving.watch import Seen, Watch
 from clinrl.tasks.base import get_task
 from clinrl.tasks.marks import holds_mark
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 TOKEN: Final = "CLINRL_SERVE_TOKEN"
 """The variable with the token that clients have to send."""
 LEAST_TOKEN: Final = 20
-"""Characters of a token."""
+"""The least number of characters of the token."""
 BODY_BYTES: Final = 128 * 1024
 SPARE_CONNECTIONS: Final = 64
 """Connections beyond those whose requests are answered or wait; one more gets 503."""
 ENDING_S: Final = 5.0
-"""How long the end waits for what looks at the registry, which may be copying a model."""
+"""Seconds that the end waits for the thread that checks the registry, which may be copying a model."""
 CHAT: Final = "/v1/chat/completions"
 
 
 class Bounds(NamedTuple):
-    """What a server takes on."""
+    """The limits of a server."""
 
     at_once: int
     """Requests that are answered together."""
@@ -87,7 +87,7 @@ class Service:
             return
         started, counted, status = time.monotonic(), scope["path"] == CHAT, 0
         scope["clinrl"] = {}
-        if not scope["path"].isprintable():  # a route would let a line's end pass behind its path, uncounted here
+        if not scope["path"].isprintable():  # a route also matches its path and a line's end, uncounted here
             await refused(404, "there is no such route")(scope, receive, send)
             return
 
@@ -99,7 +99,7 @@ class Service:
         if counted and self.is_draining:
             await refused(503, "this server is being stopped; ask another, or later")(scope, receive, noting)
         elif counted and self.in_flight >= self._bounds.at_once + self._bounds.queue:
-            says = "as many requests wait as this server takes; ask again"
+            says = "the queue of this server is full; ask again"
             await refused(429, says, code="rate_limit_exceeded")(scope, receive, noting)
         else:
             self.in_flight += counted
@@ -107,7 +107,7 @@ class Service:
                 self._watch.make_way()
             try:
                 await self._app(scope, receive, noting)
-            except Exception as fault:  # noqa: BLE001  its message may quote the request, so its kind alone is told
+            except Exception as fault:  # noqa: BLE001  only its type is printed: its message may quote the request
                 echo(f"a fault: {type(fault).__name__}")
                 if not status:
                     await refused(500, "this server failed")(scope, receive, noting)
@@ -123,7 +123,7 @@ class Service:
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     async def _alive(self, _: Request) -> Response:
-        """Whether to leave this process running: by the champion, so that no candidate beside it may end it."""
+        """Whether this process should go on. The champion decides, so that no candidate can end the process."""
         first = next(iter(self._live.names.values()), None)
         is_failing = first is not None and self._backend.is_failing(first.served.digest)
         return JSONResponse({"status": "failing" if is_failing else "ok"}, 503 if is_failing else 200)
@@ -169,12 +169,12 @@ class Service:
         self._note(answer.id, ask, version, turn)
         return JSONResponse(answer.whole(turn, written.stop, written.tokens))
 
-    def _note(self, ident: str, ask: Ask, version: Version, turn: Message) -> None:
+    def _note(self, ident: str, ask: ChatRequest, version: Version, turn: Message) -> None:
         if self._watch is not None:
             seen = Seen(ident, ask, version, version.mode(ask.thinking) or "", turn)
             self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)
 
-    def _job(self, ask: Ask, version: Version) -> tuple[Job, bool]:
+    def _job(self, ask: ChatRequest, version: Version) -> tuple[Job, bool]:
         """The prompt of a request, and whether it opened the think block. Raises Refusal."""
         name, sampler = version.served.name, version.sampler
         mode = version.mode(ask.thinking)
@@ -210,8 +210,9 @@ class Service:
         return job, sampler.opens(decoding.thinking)
 
     async def _events(
-        self, request: Request, ask: Ask, job: Job, version: Version, answer: Answer, is_opened: bool, usage: bool
-    ) -> AsyncIterator[bytes]:
+        self, request: Request, ask: ChatRequest, job: Job, version: Version, answer: Answer, is_opened: bool,
+        usage: bool,
+    ) -> AsyncIterator[bytes]:  # fmt: skip
         try:
             yield answer.begin()
             while isinstance(piece := await job.pieces.get(), tuple):
@@ -233,13 +234,13 @@ class Service:
 
 
 def _completion(piece: object) -> Completion:
-    """What was written. Raises Refusal for a failure, whose own message may quote the request."""
+    """The finished completion. Raises Refusal for a failure, without its message, which may quote the request."""
     if isinstance(piece, Completion):
         return piece
     kind = type(piece).__name__
     echo(f"an answer failed: {piece if isinstance(piece, Refused) else kind}")
     if isinstance(piece, EngineError):
-        raise Refusal(503, "the server that writes answers did not; ask again")
+        raise Refusal(503, "the server that writes answers failed; ask again")
     raise Refusal(500, "the answer could not be written")
 
 
@@ -263,7 +264,7 @@ async def _refused(_: Request, refusal: Exception) -> Response:
 
 
 class Server(uvicorn.Server):
-    """Ends when what runs has been answered: the first signal lets nothing new in, the second does not wait."""
+    """A server whose first signal refuses new requests and waits for the running ones; the second does not wait."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -284,11 +285,11 @@ def stage(
     tokens: int, timeout: int, shadow: float, source: "Path",
 ) -> None:  # fmt: skip
     """Serve until a signal comes; the first line of the output is the address. Port 0: any free one. `known_as`: other
-    names by which clients reach the server. `source`: params.yaml, which is read again when it changes. Where nothing
-    can be served yet, why is printed, and what comes is served.
+    names by which clients reach the server. `source`: params.yaml, which is read again when it changes. If nothing can
+    be served yet, the reason is printed, and later versions are served.
 
-    Raises Refused for another host without a token, for a task that is played with tools, and if the address cannot be
-    had.
+    Raises Refused without a token for a host that other machines can reach, for a task that is played with tools, and
+    if the address is not available.
     """
     token = _token(host)
     task = get_task(name.removesuffix("-merged"))
@@ -305,8 +306,8 @@ def stage(
         registry = threading.Thread(target=_follow, args=(live, stopping), name="registry", daemon=True)
         try:
             live.renew()
-            if lack := live.lack():
-                echo(lack)
+            if reason := live.why_nothing_served():
+                echo(reason)
             service = Service(live, backend, bounds, watch)
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
@@ -326,12 +327,12 @@ def _follow(live: Live, stopping: threading.Event) -> None:
     while not stopping.wait(POLL_S):
         try:
             live.renew()
-        except Exception as fault:  # noqa: BLE001  one look that failed is no reason to stop looking
+        except Exception as fault:  # noqa: BLE001  one failed check must not end the checks
             echo(f"a fault: {type(fault).__name__}: {fault}")
 
 
 def _end(live: Live, registry: threading.Thread) -> None:
-    """Remove the copies. One that is being made is removed until it fails, for ENDING_S at most."""
+    """Remove the private copies. One that is being made is removed until copying fails, for ENDING_S at most."""
     live.end()
     until = time.monotonic() + ENDING_S
     while registry.is_alive() and time.monotonic() < until:
@@ -340,7 +341,7 @@ def _end(live: Live, registry: threading.Thread) -> None:
 
 
 def _token(host: str) -> str | None:
-    """What clients have to send. Raises Refused for a short one, or for none where others can reach the server."""
+    """The token that clients have to send. Raises Refused for a short one, or for none if others reach the server."""
     token = os.environ.get(TOKEN, "")
     if not token and host not in LOOPBACK:
         raise Refused(f"{host} can be reached from elsewhere: set {TOKEN} to a token that clients have to send")

@@ -1,7 +1,7 @@
-"""What the server counts of its requests, in a thread of its own, and the candidate's answers in shadow.
+"""Counts of the server's requests, in a thread of its own, and the candidate's answers in shadow.
 
-A text is in memory until it is counted, and nowhere else. What is more than can be counted is left out. A shadow is
-written while nobody waits, one at a time, and begun anew when somebody has asked.
+A text is in memory until it is counted, and nowhere else. Requests that are too many to be counted are left out. A
+shadow answer is written while no client waits, one at a time; a request interrupts it, and it is begun anew.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from clinrl.errors import Refused, echo
 from clinrl.models.chat import Completion, read_turn
 from clinrl.serving.backends import Backend, Dropped, Job
 from clinrl.serving.live import ALIASES, Live, Version
-from clinrl.serving.protocol import Ask, TemplateOptions
+from clinrl.serving.protocol import ChatRequest, TemplateOptions
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, transcript_of
 from clinrl.watching import counts, store
@@ -26,16 +26,16 @@ from clinrl.watching.counts import Counts, Reader
 from clinrl.watching.standing import settings_of
 
 LEAST = 20
-"""Requests that are written down together, at least: no count is about one alone. Fewer are lost at the end."""
+"""The least number of requests that are stored together: no count is about one alone. Fewer are lost at the end."""
 FLUSH_S = 5.0
 WAITING = 512
-"""Answers that wait to be counted; an eighth as many wait for the candidate's."""
+"""The most answers that wait to be counted; an eighth as many wait for the candidate's answer."""
 MOST = 100_000
-"""Answers of a version that wait to be written down while that fails, as on a full disk. The oldest are lost."""
+"""The most answers of a version that wait while storing fails, as on a full disk. The oldest are lost."""
 IDLE_S = 0.05
-"""Seconds between two looks whether somebody waits for an answer."""
+"""Seconds between two checks whether a client waits for an answer."""
 AGAIN_S = 300.0
-"""Seconds after which an exam that was not here is looked for again."""
+"""Seconds after which a missing exam is looked for again."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Seen:
 
     ident: str
     """The id of the response."""
-    ask: Ask
+    ask: ChatRequest
     version: Version
     mode: str
     turn: Message
@@ -59,8 +59,8 @@ class Watch:
     """Counts of one registered model."""
 
     def __init__(self, model: str, live: Live, backend: Backend, shadow: float, least: int = LEAST) -> None:
-        """`shadow`: the share of the champion's requests, 0 to 1, that the candidate is asked too. `least`: requests
-        that are written down together."""
+        """`shadow`: the share of the champion's requests, 0 to 1, that the candidate answers too. `least`: the least
+        number of requests that are stored together."""
         self._model, self._live, self._backend = model, live, backend
         self._shadow, self._least = shadow, least
         self._counts: dict[str, Counts] = {}
@@ -69,16 +69,16 @@ class Watch:
         self._job: Job | None = None
         self._shadows: asyncio.Queue[Seen] = asyncio.Queue(WAITING // 8)
         self._following: asyncio.Task[None] | None = None
-        self._readers, self._told = dict[str, Reader](), set[str]()
+        self._readers, self._reported = dict[str, Reader](), set[str]()
         self._again = dict[str, float]()
         self._thread = threading.Thread(target=self._work, name="counts", daemon=True)
         self._thread.start()
 
     def answered(
-        self, seen: Seen, is_idle: Callable[[], bool], job: Callable[[Ask, Version], tuple[Job, bool]]
+        self, seen: Seen, is_idle: Callable[[], bool], job: Callable[[ChatRequest, Version], tuple[Job, bool]]
     ) -> None:
-        """Take note of an answer, at once. `is_idle` says whether nobody waits, `job` makes the prompt of a request."""
-        self._tell(partial(self._count, seen))
+        """Queue an answer for counting. `is_idle` says whether no client waits, `job` makes the prompt of a request."""
+        self._enqueue(partial(self._count, seen))
         champion, candidate = (self._live.names.get(f"{self._model}@{alias}") for alias in ALIASES)
         if champion is seen.version and candidate and int(seen.ident[-8:], 16) < self._shadow * 2**32:
             self._following = self._following or asyncio.create_task(self._follow(is_idle, job))
@@ -86,16 +86,18 @@ class Watch:
                 self._shadows.put_nowait(seen)
 
     def make_way(self) -> None:
-        """Give up what is written in shadow: somebody asks. No other is begun before it has ended."""
+        """Interrupt the shadow answer, since a request came. No other one begins before the request is answered."""
         if self._job is not None:
             self._job.is_dropped = True
 
     def end(self) -> None:
-        """Count what waits, and write it down if it is enough."""
+        """Count the waiting answers, store the counts of enough requests, and end the thread."""
         self._todo.put(None)
         self._thread.join()
 
-    async def _follow(self, is_idle: Callable[[], bool], job: Callable[[Ask, Version], tuple[Job, bool]]) -> None:
+    async def _follow(
+        self, is_idle: Callable[[], bool], job: Callable[[ChatRequest, Version], tuple[Job, bool]]
+    ) -> None:
         while True:
             seen = await self._shadows.get()
             while not is_idle():
@@ -122,17 +124,17 @@ class Watch:
             except Exception as fault:  # noqa: BLE001  a candidate that fails is counted, and harms nobody
                 echo(f"a shadow failed: {type(fault).__name__}")
             finally:
-                self.make_way()  # where the server ends
+                self.make_way()  # in case the server ends
                 self._job = None
             where = counts.shadow(candidate.served.name, candidate.served.digest) + seen.mode, outcome
-            self._tell(partial(self._add, seen.version.served.digest, [where]))
+            self._enqueue(partial(self._add, seen.version.served.digest, [where]))
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _enqueue(self, what: Callable[[], None]) -> None:
         with suppress(queue.Full):
             self._todo.put_nowait(what)
 
     def _work(self) -> None:
-        """Count until the end; whatever goes wrong with a request, or with writing, ends nothing."""
+        """Count until the end. No error with a request, or with storing, ends this thread."""
         flushed, is_ended = time.monotonic(), False
         while not is_ended:
             try:
@@ -162,9 +164,9 @@ class Watch:
             self._add(served.digest, [*reader.read(text), where])
 
     def _learned(self, name: str, digest: str) -> Reader | None:
-        """The buckets of a version's exam; None if there is none here, which is told once. Labels count all the same.
+        """The reader of a version's exam; None without an exam, which is reported once. Labels count all the same.
 
-        An exam may be younger than this server, so it is looked for again every few minutes.
+        An exam may be newer than this server, so it is looked for again every few minutes.
         """
         if digest not in self._readers and time.monotonic() >= self._again.get(digest, 0.0):
             try:
@@ -173,13 +175,13 @@ class Watch:
                 self._again[digest] = time.monotonic() + AGAIN_S
                 reason = fault if isinstance(fault, Refused) else type(fault).__name__
                 says = f"{name} is not watched for drift: {reason}"
-                if says not in self._told:
+                if says not in self._reported:
                     echo(says)
-                self._told.add(says)
+                self._reported.add(says)
         return self._readers.get(digest)
 
     def _flush(self) -> None:
-        """Write down what is enough. Nothing else changes it meanwhile: this thread counts too."""
+        """Store counts of enough requests. Nothing changes them meanwhile, since the same thread counts."""
         for digest in {**self._counts, **self._answers}:
             found = self._counts.get(digest, Counts())
             requests = sum(n for (feature, _), n in found.items() if feature == counts.TEXT)

@@ -1,7 +1,7 @@
 """Approvals: a person's signature on one decision.
 
 The statement names the decision by its digest, which covers the candidate, the champion, the exam and every finding, so
-whoever has the digest and a key can approve anywhere, offline. The token that they hand on is the signature alone.
+anybody with the digest and a key can approve anywhere, offline. The token that an approver passes on is the signature.
 """
 
 import base64
@@ -23,7 +23,7 @@ MAX_TOKEN = 120
 
 
 def statement(decision: str, approver: str) -> dict[str, Any]:
-    """What an approver signs, for the digest of a decision. Raises SignatureError if it is no digest."""
+    """The statement that an approver signs about the digest of a decision. Raises SignatureError if it is no digest."""
     if not re.fullmatch(r"[0-9a-f]{64}", decision):
         raise SignatureError(
             "a decision is approved by its digest, 64 characters of 0-9 and a-f; `clinrl decide NAME` prints it"
@@ -32,15 +32,15 @@ def statement(decision: str, approver: str) -> dict[str, Any]:
 
 
 def token(decision: str, approver: str, signer: "Signer") -> str:
-    """The approval of a decision, to be pasted where it is asked for: a signature as URL-safe Base64."""
+    """The approval of a decision as a token that an approver can paste: a signature in URL-safe Base64."""
     return base64.urlsafe_b64encode(signer.sign(dsse.signed_bytes(statement(decision, approver)))).decode()
 
 
 def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
-    """Who may approve, by name: those whom params.yaml lists, and nobody else.
+    """The keys that may approve, by name: those that params.yaml lists, and no others.
 
-    Where it lists nobody, at scale embedded, whoever uses this checkout's key, under any name (`name`). With `name`,
-    they alone. Raises SignatureError if that is nobody.
+    If it lists none, at scale embedded, this checkout's key may approve under any name (`name`). With `name`, only the
+    key of that name is returned. Raises SignatureError if there is none.
     """
     if params.approvers:
         if name and name not in params.approvers:
@@ -62,11 +62,11 @@ def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
 
 
 def check_token(params: "Params", decision: str, token: str, name: str = "") -> dict[str, Any]:
-    """The signed approval of a decision (its digest), of whoever made a token for it.
+    """The signed approval of a decision (its digest) that a token stands for.
 
-    `name` is who the answer says it is from: if given it must be them. Where `approvers` lists nobody, at scale
-    embedded, this checkout's key approves under that name. Raises SignatureError if nobody listed made the token, or
-    if nobody can approve.
+    `name` is the approver that an answer names: if given, the token must be theirs. If params.yaml lists no approvers,
+    at scale embedded, this checkout's key approves under that name. Raises SignatureError if no listed key made the
+    token, or if nobody can approve.
     """
     try:
         signature = base64.b64decode(token.strip(), altchars=b"-_", validate=True) if len(token) < MAX_TOKEN else b""
@@ -83,7 +83,7 @@ def check_token(params: "Params", decision: str, token: str, name: str = "") -> 
 
 
 def sign_approval(params: "Params", decision: str, approver: str) -> dict[str, Any]:
-    """The approval of a decision (its digest), signed on the spot with this machine's key.
+    """The approval of a decision (its digest), signed now with this machine's key.
 
     Raises SignatureError if that key is not the one that `approvers` lists for that name.
     """
@@ -97,10 +97,10 @@ def sign_approval(params: "Params", decision: str, approver: str) -> dict[str, A
 
 
 def approver_of(envelope: Any, decision: str, listed: Mapping[str, "Key"]) -> str:
-    """Whose approval of a decision (its digest) an envelope is. Raises SignatureError if it is nobody's.
+    """The name of the person whose approval of a decision (its digest) an envelope is.
 
-    `listed` is `approvers`. Whoever signed must be in it
-    under the name that the approval gives; this checkout's own key, if it is in it, may give any.
+    `listed` is `approvers`. It must list the signer's key under the name in the approval; this checkout's own key, if
+    listed, may approve under any name. Raises SignatureError for anything else.
     """
     signer, claim = dsse.open_envelope(envelope, listed)
     predicate = claim.get("predicate")

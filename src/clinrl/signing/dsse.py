@@ -1,6 +1,6 @@
 """Signed statements: an in-toto statement in a DSSE envelope, as the stock tools read and write them.
 
-What reads an envelope is `clinrl_loader`, which registered models carry with them.
+`clinrl_loader`, which registered models carry with them, reads the envelopes.
 """
 
 import base64
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
 
 MALFORMED = (ValueError, RecursionError, LookupError, TypeError, AttributeError)
-"""What reading an envelope from a file, or a key of its statement, raises where it is of another form."""
+"""The exceptions of reading a malformed envelope from a file, or a key of its statement."""
 
 
 def statement(kind: str, digests: Mapping[str, Mapping[str, str]], predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """An in-toto statement: a predicate of a kind about subjects, each with its digests, in their order."""
+    """An in-toto statement: a predicate of a kind about subjects, each with its digests, in the given order."""
     subjects = [{"name": name, "digest": {**found}} for name, found in digests.items()]
     return {"_type": STATEMENT, "subject": subjects, "predicateType": kind, "predicate": {**predicate}}
 
 
 def signed_bytes(statement: Mapping[str, Any]) -> bytes:
-    """The bytes that the signature of a statement is over. Its payload is canonical JSON."""
+    """The bytes that the signature of a statement covers. The payload is canonical JSON."""
     return pae(PAYLOAD_TYPE, canonical_json(statement).encode())
 
 
 def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
-    """A statement, signed. Raises SignatureError if there is no signature."""
+    """The signed envelope of a statement. Raises SignatureError if signing failed."""
     return make_envelope(statement, signer.key, signer.sign(signed_bytes(statement)))
 
 
@@ -44,10 +44,10 @@ def make_envelope(statement: Mapping[str, Any], key: "Key", signature: bytes) ->
 
 
 def open_envelope(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, Any]]:
-    """Who signed a statement, by the name of their key, and the statement.
+    """The name of the key that signed a statement, and the statement.
 
-    Nothing of the payload is read before a signature of a listed key was found on it. Raises SignatureError if there is
-    none, or if it is no envelope of an in-toto statement.
+    The payload is not read before a signature of a listed key has been verified. Raises SignatureError if there is no
+    such signature, or if it is no envelope of an in-toto statement.
     """
     try:
         return opened(envelope, {name: key.line for name, key in keys.items()})

@@ -1,7 +1,7 @@
-"""A folder, signed: OpenSSF Model Signing, so that `python -m model_signing verify key` accepts it as well.
+"""Signed folders, by OpenSSF Model Signing, so that `python -m model_signing verify key` accepts them as well.
 
-The signature is a file in the folder. It names every other file by its SHA-256; a file more or less, a link or a
-changed byte is refused. Signing uses the library; what checks is `clinrl_loader`, which takes milliseconds.
+The signature is a file in the folder. It names every other file by its SHA-256; an added or missing file, a link or a
+changed byte is refused. Signing uses the library; `clinrl_loader` checks signatures, which takes milliseconds.
 """
 
 import os
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def sign(folder: Path, signer: "Signer") -> None:
-    """Write the signature of a folder into it, over every file but itself.
+    """Sign all files of a folder, and write the signature into it.
 
-    Raises SignatureError if the folder holds a link or what is no file, or if nothing could be signed.
+    Raises SignatureError if the folder is empty, if it holds a link or anything but plain files, or if signing failed.
     """
     from model_signing import hashing, signing
     from model_signing._signing.sign_ec_key import Signer as Library
 
-    class Lent:
-        """What the library asks of a private key, answered by one that may be in an agent."""
+    class PrivateKey:
+        """A private key as the library uses it; the real one may be in an agent."""
 
         def sign(self, data: bytes, _method: object) -> bytes:
             return signer.sign(data)
@@ -35,9 +35,9 @@ def sign(folder: Path, signer: "Signer") -> None:
         def public_key(self) -> Any:
             return clinrl_loader.public_key(signer.key.line)
 
-    class ByUs(Library):  # type: ignore[misc]  # the library is not typed
+    class WithPrivateKey(Library):  # type: ignore[misc]  # the library is not typed
         def __init__(self) -> None:
-            self._private_key = Lent()
+            self._private_key = PrivateKey()
 
     with _signature_errors():
         if not clinrl_loader.hashes(folder):
@@ -46,7 +46,7 @@ def sign(folder: Path, signer: "Signer") -> None:
     config = signing.Config().set_hashing_config(
         hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     )
-    config._signer = ByUs()  # its public methods take a key from a file only
+    config._signer = WithPrivateKey()  # its public methods take a key from a file only
     try:
         config.sign(folder, partial)
         os.replace(partial, folder / SIGNATURE)
@@ -55,10 +55,10 @@ def sign(folder: Path, signer: "Signer") -> None:
 
 
 def check(folder: Path, keys: Mapping[str, "Key"], *, but: Iterable[str] = ()) -> str:
-    """Who signed a folder, by the name of their key. `but` are files at its top that may be there besides.
+    """The name of the key that signed a folder. `but` are files at its top that may be there unsigned.
 
-    Raises SignatureError naming a file that was altered, is missing or was added, if there is no signature, or if
-    nobody who is listed made it.
+    Raises SignatureError naming a file that was altered, is missing or was added, or if there is no signature of a
+    listed key.
     """
     with _signature_errors():
         return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)[0]

@@ -1,8 +1,8 @@
-"""Keys: who signs, and whose signatures count.
+"""Keys: this machine's signing key, and the keys whose signatures count.
 
 One kind of key everywhere, ECDSA on P-256, because OpenSSF Model Signing, DSSE, OpenSSH, agents and hardware tokens all
 speak it. A public key is written as OpenSSH does, on one line. A private key stays where it is: in a file that only its
-owner reads, in the environment, or in an agent. Messages never quote one.
+owner reads, in the environment, or in an agent. Messages never quote a private key.
 """
 
 import base64
@@ -34,13 +34,13 @@ PRIVATE = FOLDER / "signing.pem"
 PUBLIC = FOLDER / "signing.pub"
 TRUSTED = FOLDER / "trusted"
 OURS = "this checkout"
-"""Under what name the keyring holds this checkout's own key."""
+"""The name of this checkout's own key in the keyring."""
 
 MAX_LINE = 1000
 MAX_FILE_BYTES = 16384
-"""Bytes of a key file; more is no key."""
+"""The most bytes of a key file that are read."""
 AGENT = "agent"
-"""What CLINRL_SIGNING_KEY is if the private key is in the agent of SSH_AUTH_SOCK."""
+"""The value of CLINRL_SIGNING_KEY if the private key is in the agent of SSH_AUTH_SOCK."""
 
 
 class Key(Strict):
@@ -75,13 +75,13 @@ def parse_key(line: str) -> Key:
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key that may be used: its public half, and what signs with it."""
+    """A usable private key: its public half, and the function that signs."""
 
     key: Key
     _sign: Callable[[bytes], bytes]
 
     def sign(self, data: bytes) -> bytes:
-        """The DER signature of the data, by ECDSA with SHA-256. Raises SignatureError if none came."""
+        """The DER signature of the data, by ECDSA with SHA-256. Raises SignatureError if signing failed."""
         signature = self._sign(data)
         if not self.key.verifies(data, signature):
             raise SignatureError(f"the signature that was made is not one of the key {self.key.fingerprint}")
@@ -89,11 +89,11 @@ class Signer:
 
 
 def signer(scale: "Scale") -> Signer:
-    """This machine's signing key: of CLINRL_SIGNING_KEY, of CLINRL_SIGNING_KEY_FILE, or of .clinrl/keys/signing.pem.
+    """This machine's signing key, from CLINRL_SIGNING_KEY, CLINRL_SIGNING_KEY_FILE or else .clinrl/keys/signing.pem.
 
     CLINRL_SIGNING_KEY is the key as PEM text, or `agent`: then it is the P-256 key of the agent of SSH_AUTH_SOCK, or of
-    several the one whose fingerprint CLINRL_SIGNING_FINGERPRINT names. CLINRL_SIGNING_PASSWORD opens an encrypted one.
-    Where there is no key, scale `embedded` makes one and says so once; `full` refuses. Raises SignatureError.
+    several the one with the fingerprint CLINRL_SIGNING_FINGERPRINT. CLINRL_SIGNING_PASSWORD decrypts an encrypted key.
+    Without a key, scale `embedded` makes one and prints that once; `full` refuses. Raises SignatureError.
     """
     found = _elsewhere() or (_of_file(PRIVATE) if PRIVATE.exists() else None)
     if found is None:
@@ -155,7 +155,7 @@ def publish(key: Key) -> None:
 
 
 def trust(name: str, key: Key) -> None:
-    """Let signatures of a key count, under a name. Raises SignatureError for a name in use, or none that a file has."""
+    """Trust the signatures of a key, under a name. Raises SignatureError for a name that is in use or not allowed."""
     if name == OURS or name.startswith(".") or "/" in name or not name.isprintable() or not 2 <= len(name) <= 80:
         raise SignatureError(
             f"{name[:80]!r} cannot name a key: 2 to 80 printable characters, no / and no . in front, not {OURS!r}"
@@ -169,7 +169,7 @@ def trust(name: str, key: Key) -> None:
 
 
 def keyring() -> dict[str, Key]:
-    """Whose signatures count, by name: .clinrl/keys/trusted/NAME.pub, and .clinrl/keys/signing.pub as "this checkout".
+    """The trusted keys by name: .clinrl/keys/trusted/NAME.pub, and .clinrl/keys/signing.pub as "this checkout".
 
     Raises SignatureError naming a file that is no key, or a folder into which others may write.
     """
@@ -187,8 +187,10 @@ def keyring() -> dict[str, Key]:
 
 
 def trusted_keys(params: "Params") -> dict[str, Key]:
-    """Whose signatures of registered folders, audit lines and approvals count in the project: those of this checkout's
-    keyring, and of the approvers of params.yaml, who keep their names."""
+    """The keys that the project trusts for registered folders, audit lines and approvals, by name.
+
+    These are this checkout's keyring and the approvers of params.yaml; of one name in both, the approver's key counts.
+    """
     return {**keyring(), **params.approvers}
 
 
@@ -214,7 +216,7 @@ def _of_file(path: Path) -> Signer:
 
 
 def _load_key(text: bytes, where: str) -> Signer:
-    """A private key from PEM, or from OpenSSH's form of it. Raises SignatureError without a word of what it holds."""
+    """A private key from PEM, or from OpenSSH's form of it. Raises SignatureError, which quotes none of the text."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -244,7 +246,7 @@ def _signer_of(private: Any) -> Signer:
 
 
 def _of_agent() -> Signer:
-    """The P-256 key of the SSH agent. Raises SignatureError if there is no agent, no such key, or no one of several."""
+    """The P-256 key of the SSH agent. Raises SignatureError without an agent, or unless exactly one key is meant."""
     import asyncio
 
     import asyncssh

@@ -1,1 +1,1 @@
-"""What is asked and answered, counted against the exam: counts, the tests of them, and where they are kept."""
+"""Watching of served models: counts of requests and answers, tests of them against the exam, and their storage."""

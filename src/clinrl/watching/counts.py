@@ -1,7 +1,7 @@
-"""What is counted of a request and its answer, and the same counts of the exam that the version took.
+"""Counts of requests and answers by feature and bucket, and the same counts of the exam that the version took.
 
-A feature puts a request into one of its buckets, which are those of the exam: its commonest words, quantiles of its
-lengths and numbers, its labels. Whatever else a request says is in no bucket's name.
+A feature puts a request into one of its buckets, which come from the exam: its commonest words, quantiles of its
+lengths and numbers, its labels. No bucket's name holds any other text of a request.
 """
 
 import re
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 Counts = Counter[tuple[str, str]]
 """Number of requests by feature and bucket."""
 QUANTILES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
-"""Of a number in the exam's texts: the edges of its buckets."""
+"""The quantiles of a number in the exam's texts that are the edges of its buckets."""
 WORDS, COMMON = 150, 0.02
-"""Words that are features: at most so many, each in at least this share of the exam's texts."""
+"""Words that are features: at most this many, each in at least this share of the exam's texts."""
 ANSWER, LABELLED, SHADOW = "answer, ", "labelled, ", " in shadow, "
-"""Features in each mode, whose name follows: the answer, the pair of label and answer, and after a candidate whether
-its answer is the same."""
+"""Parts of the names of features, before the mode: the answer; the pair of label and answer; and, after the name of a
+candidate, whether its answer is the same."""
 TEXT = "text"
 """The feature that every request has."""
 SAME, OTHER, FAILED = "same", "other", "failed"
@@ -50,12 +50,12 @@ class Reader:
 
     words: tuple[str, ...]
     edges: Mapping[str, Sequence[float]]
-    """Of each feature that is a number."""
+    """The edges of the buckets of each feature that is a number."""
     examined: novelty.Examined | None
     readings: Callable[[str], Mapping[str, float]]
 
     def read(self, text: str) -> Counts:
-        """The bucket of each feature, once."""
+        """One count for each feature, in the bucket of the text."""
         present, numbers = _words(text), _numbers(text, self.readings)
         found = {f"word {word}": "yes" if word in present else "no" for word in self.words}
         found |= {name: _bucket(numbers.get(name), edges) for name, edges in self.edges.items()}
@@ -63,7 +63,7 @@ class Reader:
 
 
 def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
-    """The buckets of an exam, whose cases say these texts. Of imported cases no word is kept."""
+    """The reader with the buckets of an exam; `texts` are those of its cases. No word of imported cases is kept."""
     import numpy
 
     readings, values = task.reporting.readings, dict[str, list[float]]()
@@ -74,7 +74,7 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
         name: sorted(set(numpy.quantile(values[name], QUANTILES, method="inverted_cdf").tolist()))
         for name in sorted(values)
     }
-    if any(map(is_imported, cases)):  # of which no edge is what one patient had
+    if any(map(is_imported, cases)):  # rounded, so that no edge is the value of one patient
         rounded = {name: sorted({float(f"{edge:.2g}") for edge in of}) for name, of in edges.items()}
         return Reader((), rounded, None, readings)
     common = Counter(word for text in texts for word in _words(text))
@@ -84,11 +84,11 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
 
 
 def reference(params: "Params", name: str, digest: str, candidates: Sequence[str] = ()) -> tuple[Reader, Counts]:
-    """The buckets of the exam of a version or a merge, and its counts: of texts, of answers, and of how often each of
-    the `candidates`, which are given as `shadow` calls them, gave another if it took that exam too and its record of it
-    is here.
+    """The reader and the counts of the exam of a version or a merge.
 
-    Raises ArtefactError if the exam or the record of its answers is missing, or about another adapter than `digest`.
+    The counts are of texts, of answers, and of how often each of the `candidates`, named as by `shadow`, gave the same
+    or another answer, if it took the same exam and its record is here. Raises ArtefactError if the exam or the record
+    of its answers is missing, or about another adapter than `digest`.
     """
     run, record = _examined(params, name)
     if record.adapter_digest != digest:
@@ -101,12 +101,12 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
     for mode, answers in given.items():
         counts.update((ANSWER + mode, answer) for answer in answers)
     for candidate in candidates:
-        called_so, _, begins = candidate.removesuffix(SHADOW).partition("@")
+        candidate_name, _, digest_start = candidate.removesuffix(SHADOW).partition("@")
         try:
-            other = _examined(params, called_so)[1]
-        except Refused:  # it says nothing of the version itself, whose own features are looked at all the same
+            other = _examined(params, candidate_name)[1]
+        except Refused:  # only this candidate is left out; the version's own features do not depend on it
             continue
-        is_same = other.exam_digest == record.exam_digest and other.adapter_digest.startswith(begins)
+        is_same = other.exam_digest == record.exam_digest and other.adapter_digest.startswith(digest_start)
         for mode in sorted(given.keys() & other.given.keys()) if is_same else ():
             both = zip(given[mode], map(column, other.given[mode].answers), strict=True)
             counts.update((candidate + mode, SAME if a == b else OTHER) for a, b in both)
@@ -114,7 +114,7 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
 
 
 def shadow(name: str, digest: str) -> str:
-    """How features of a candidate's answers in shadow begin: its name, and the adapter that had it."""
+    """The start of the features of a candidate's answers in shadow: its name and the start of its adapter's digest."""
     return f"{name}@{digest[:8]}{SHADOW}"
 
 

@@ -1,4 +1,4 @@
-"""Labels that come when it is known what was right: a JSONL file of ids of responses and labels."""
+"""Labels that are known some time after the answers: a JSONL file of ids of responses and their right labels."""
 
 from pathlib import Path
 
@@ -12,23 +12,22 @@ from clinrl.types import Strict
 from clinrl.watching import store
 
 MOST_BYTES = 64 << 20
-"""Of a file."""
+"""The most bytes of a file of labels."""
 
 
 class Label(Strict):
     """One line of a file."""
 
     id: str = Field(pattern=r"^chatcmpl-[0-9a-f]{32}$")
-    """That of the response, which whoever asked has kept."""
+    """The id of the response, which the client has kept."""
     label: StrictInt | StrictStr
 
 
 def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
-    """Validate a file of labels, and count those whose answers are kept: how many, and of how many lines.
+    """Validate a file of labels, and count those with a stored answer. Returns their number and that of all lines.
 
-    What Great Expectations holds against the file are the task's own rules about the column of answers. Raises
-    DataError for a file that breaks one, of which nothing is counted, and quotes no value of it. A file that is given
-    again changes nothing.
+    Great Expectations checks the file by the task's own rules about the column of answers. If the file breaks a rule,
+    nothing of it is counted, and the DataError quotes no value of it. A file that is given again changes nothing.
     """
     found = _read(path)
     column = task.safety.answer

@@ -1,25 +1,27 @@
-"""Whether shares are above their limits, asked after any answer and as often as anybody likes.
+"""Sequential tests of whether shares are above their limits, valid at any time and for any number of looks.
 
 The evidence is an e-process. A likelihood ratio of a higher share against the limit does not grow in the mean while the
 chance of each observation, given those before, is within the limit; nor does a mixture over higher shares (Robbins
 1970; Howard et al. 2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences"), nor one over the days
-since which the share may be higher (Shin et al. 2024, "E-detectors"), without which a long good past hid a bad week.
-By Ville's inequality it ever reaches 1 / alpha with a chance of alpha at most, however many looks there are.
+since which the share may be higher (Shin et al. 2024, "E-detectors"). Without the latter, a long good past would hide a
+bad week. By Ville's inequality the evidence ever reaches 1 / alpha with a chance of alpha at most, however many looks
+there are.
 """
 
 import math
 from typing import Any
 
 WORTH = 20.0
-"""Observations that the mixture over shares is worth: a beta distribution around the limit, cut off below it."""
+"""The weight, in observations, of the mixture over shares: a beta distribution around the limit, cut off below it."""
 NEVER = 1.0 - 1e-9
-"""No share is above a limit from here on."""
+"""From this limit on, there is no evidence of a higher share."""
 
 
 def evidence(hits: Any, n: Any, limits: Any) -> Any:
-    """Logarithm of the evidence that shares are above their limits, a number a share.
+    """The logarithm of the evidence that each share is above its limit.
 
-    `hits` and `n` are counts with a row a share and a column a day, in order; `limits` has a number a share, in [0, 1].
+    `hits` and `n` are counts with one row per share and one column per day, in order; `limits` has one number per
+    share, in [0, 1].
     """
     import numpy
     from scipy.special import betaincc, betaln, logsumexp, xlog1py, xlogy
@@ -27,18 +29,18 @@ def evidence(hits: Any, n: Any, limits: Any) -> Any:
     hits, n = (numpy.cumsum(numpy.asarray(one, float)[:, ::-1], axis=1)[:, ::-1] for one in (hits, n))
     cut = numpy.minimum(numpy.asarray(limits, float), NEVER)[:, None]
     a, b, days = 0.5 + WORTH * cut, 0.5 + WORTH * (1 - cut), numpy.arange(1, hits.shape[1] + 1)
-    with numpy.errstate(divide="ignore"):  # none at all is no evidence
+    with numpy.errstate(divide="ignore"):  # the logarithm of 0 is -inf: no evidence
         mixed = betaln(a + hits, b + n - hits) + numpy.log(betaincc(a + hits, b + n - hits, cut))
         prior = betaln(a, b) + numpy.log(betaincc(a, b, cut))
         since = mixed - prior - xlogy(hits, cut) - xlog1py(n - hits, -cut)
-    # Weights that sum to 1 over all days, those to come among them.
+    # Weights that sum to 1 over all days, including those to come.
     return logsumexp(numpy.where(cut < NEVER, since, 0.0) - numpy.log(days * (days + 1)), axis=1)
 
 
 def least(hits: Any, n: Any, alpha: float) -> Any:
-    """Lower ends of confidence sequences: the least shares that counts, as those of `evidence`, do not refute.
+    """Lower ends of confidence sequences: the smallest shares that the counts, as of `evidence`, do not refute.
 
-    A share that never changes is above its lower end at all looks together with a chance of 1 - alpha.
+    A share that never changes is above its lower end at all looks together with a chance of at least 1 - alpha.
     """
     import numpy
 

@@ -1,4 +1,4 @@
-"""What the counts say: how served requests differ from the exam, and whether labels show too many errors."""
+"""The findings from counts: how served requests differ from the exam, and whether labels show too many errors."""
 
 import math
 from collections import Counter
@@ -23,47 +23,48 @@ if TYPE_CHECKING:
 DRIFT, SAFETY = "drift", "safety"
 """Kinds of alarms."""
 ALARM = "alarm"
-"""The feature under which those are counted that were raised."""
+"""The feature that counts notes about alarms, such as that one had its consequence."""
 
 
 class Finding(Strict):
-    """A share of requests held against its limit."""
+    """A share of requests compared with its limit."""
 
     feature: str
     bucket: str
-    """With `not` before it: all the others."""
+    """With `not` before it: all other buckets."""
     exam: float | None
     """The share of the exam's cases; None for a metric."""
     served: float
     low: float
-    """Lower end of the confidence sequence of `served`, by itself."""
+    """Lower end of the confidence sequence of `served`, for this share alone."""
     n: int
     limit: float
     p: float
-    """That the share is within the limit, valid at every look, and for all findings of its kind together."""
+    """The p value of the share being within the limit: valid at every look, and for all findings of its kind
+    together."""
 
 
 class Standing(Strict):
-    """What was counted about a version, and what it says."""
+    """The findings about a served version."""
 
     version: str
     digest: str
     requests: int
     drift: tuple[Finding, ...]
-    """Of each feature the finding with the least p; the least of all first."""
+    """The finding with the smallest p of each feature, in the order of p."""
     p: float
-    """That nothing has drifted."""
+    """The p value of no drift."""
     safety: tuple[Finding, ...]
-    """None without a label that the safety metric is about, or without a gate that limits it."""
+    """Empty without a label that the safety metric is about, or without a limit on it."""
     exposed: float | None
-    """Share of these labels with which the safety metric's error is possible at all, such as critical patients. Its
-    limit is a share of all labels, so that an alarm takes worse answers where there are fewer of these than in the
-    exam. None without such a finding."""
+    """Share of these labels for which the safety metric's error is possible at all, such as critical patients. The
+    limit is a share of all labels, so with fewer of these than in the exam, an alarm takes worse answers. None without
+    a safety finding."""
     alarms: tuple[str, ...]
     raised: tuple[str, ...]
-    """Alarms that had their consequence."""
+    """Alarms that had their consequence: a retraining or a rollback."""
     unseen: str
-    """Why drift was not looked at; empty if it was."""
+    """The reason why drift was not tested; empty if it was."""
 
 
 Found = tuple[tuple[Finding, ...], float]
@@ -72,7 +73,7 @@ NOTHING: Found = (), 1.0
 
 
 class _Row(NamedTuple):
-    """A share in counts of days."""
+    """A share, as its counts on each day."""
 
     feature: str
     bucket: str
@@ -83,7 +84,7 @@ class _Row(NamedTuple):
 
 
 def standing(params: "Params", entry: Entry) -> Standing:
-    """How a registered version stands by its counts. Without its exam drift is not looked at, and labels are."""
+    """The standing of a registered version by its counts. Without its exam, labels are tested, but not drift."""
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
     total = sum(days, Counts())
     asked = {feature.partition(counts.SHADOW)[:2] for feature, _ in total if counts.SHADOW in feature}
@@ -104,7 +105,7 @@ def standing(params: "Params", entry: Entry) -> Standing:
 
 
 def is_harmful(params: "Params", entry: Entry) -> bool:
-    """Whether the safety metric of a version is above its limit, by the labels that came."""
+    """Whether the safety metric of a version is above its limit, by the labels so far."""
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
     return safety(params, task_of(entry), days, settings)[1] <= settings.alpha
 
@@ -115,7 +116,7 @@ def was_acted_on(entry: Entry, kind: str) -> bool:
 
 
 def note(params: "Params", entry: Entry, kind: str) -> None:
-    """Write down that an alarm had its consequence."""
+    """Record that an alarm had its consequence."""
     store.add(entry.model, entry.digest, Counts([(ALARM, kind)]), {}, settings_of(params, entry.model).keep_days)
 
 
@@ -125,14 +126,14 @@ def task_of(entry: Entry) -> Task:
 
 
 def settings_of(params: "Params", model: str) -> Watch:
-    """How a registered model is watched: as params.yaml says of its task, or by default."""
+    """The settings for watching a registered model: those of its task in params.yaml, or the defaults."""
     return params.watches.get(model.removesuffix(MERGED), Watch())
 
 
 def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> Found:
-    """The findings of one kind, and p for all of them, which has alpha / `divided` of what may err.
+    """The findings of one kind, and p for all of them; this test errs with a chance of alpha / `divided` at most.
 
-    The mean of e-processes is one, however they depend on each other (Vovk and Wang 2021).
+    The mean of e-processes is an e-process, however they depend on each other (Vovk and Wang 2021).
     """
     from scipy.special import logsumexp
 
@@ -155,11 +156,11 @@ def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> Found:
 
 
 def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
-    """Every bucket of the exam, and all the others of its feature beside it, against the exam's share and a margin.
+    """Test each bucket of the exam, and all other buckets of its feature together, against the exam's share and margin.
 
-    All are tested from the start, served or not, since one that joined later would bring evidence of its own to the
-    mean; those of a shadow join with its candidate. The exam's upper bounds (Clopper and Pearson) hold all together
-    with a chance of 1 - alpha / 2.
+    All are tested from the start, with requests or without, since a bucket that joined later would bring evidence of
+    its own into the mean; those of a shadow join with its candidate. The exam's upper bounds (Clopper and Pearson) hold
+    all together with a chance of 1 - alpha / 2.
     """
     from scipy.special import betainccinv
 
@@ -178,9 +179,9 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
 
 
 def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch) -> Found:
-    """The safety metric on all labels that came, in any mode; without a limit on it, nothing."""
+    """Test the safety metric on all labels so far, in any mode; without a limit on it, there are no findings."""
     name, limit = task.safety.metric, settings.limit or params.allowed_harm(task.name)
-    if limit is None or not isinstance(task.metrics[name], Share) or task.episodes:  # nothing that is played is served
+    if limit is None or not isinstance(task.metrics[name], Share) or task.episodes:  # tasks with tools are not served
         return NOTHING
     is_bad, of = task.metrics[name].worse == "higher", _verdicts(task)
     hits, n = [], []
@@ -193,7 +194,7 @@ def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch
 
 
 def exposed(task: Task, total: Counts) -> float:
-    """The share of the labels with which some answer is an error that the safety metric counts."""
+    """The share of the labels for which some answer is an error that the safety metric counts."""
     is_bad, verdicts = task.metrics[task.safety.metric].worse == "higher", _verdicts(task)
     golds = {pair.partition(" as ")[0] for pair, verdict in verdicts.items() if verdict is is_bad}
     counted = Counter[bool]()
@@ -204,7 +205,7 @@ def exposed(task: Task, total: Counts) -> float:
 
 
 def _verdicts(task: Task) -> dict[str, bool | None]:
-    """What the safety metric, a share, says of each pair of label and answer, by the name of its bucket."""
+    """The verdict of the safety metric, a share, on each pair of label and answer, by the name of its bucket."""
     metric = task.metrics[task.safety.metric]
     assert isinstance(metric, Share)
     answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]

@@ -1,7 +1,7 @@
-"""Where counts are kept, in one private SQLite file a registered model: numbers and names of buckets.
+"""The storage of counts, in one private SQLite file per registered model: numbers and names of buckets.
 
-Of an answer whose label may come, version, mode and bucket are kept under a keyed hash of the response's id, until the
-label comes or the answer is too old. What is forgotten is overwritten. Several processes may write at once.
+For an answer that may still get a label, version, mode and bucket are stored under a keyed hash of the response's id,
+until the label comes or the answer is too old. Deleted rows are overwritten. Several processes may write at once.
 """
 
 import errno
@@ -28,7 +28,7 @@ _ADD = "INSERT INTO counts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET n = 
 
 @contextmanager
 def _opened(model: str) -> Iterator[sqlite3.Connection]:
-    """The file of a model, for one transaction: all of it is written, or nothing.
+    """The database of a model, open for one transaction: all of it is written, or nothing.
 
     Raises ArtefactError if it is damaged.
     """
@@ -56,14 +56,14 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
 
 
 def today() -> int:
-    """The days since 1970."""
+    """The number of days since 1970."""
     return int(time.time()) // 86400
 
 
 def add(model: str, version: str, counts: Counts, answers: Mapping[str, tuple[str, str]], keep_days: int) -> None:
-    """Add counts about a version, by its digest, and mode and bucket of answers by the ids of their responses.
+    """Add counts about a version (its digest), and mode and bucket of answers by the ids of their responses.
 
-    Answers of more than `keep_days` ago are forgotten.
+    Answers that are older than `keep_days` days are deleted.
     """
     with _opened(model) as connection:
         connection.executemany(_ADD, [(version, today(), *where, n) for where, n in sorted(counts.items())])
@@ -73,9 +73,9 @@ def add(model: str, version: str, counts: Counts, answers: Mapping[str, tuple[st
 
 
 def match(model: str, labels: Mapping[str, str]) -> int:
-    """Count labels, by ids of responses, beside the answers that are kept, and forget these. Returns their number.
+    """Count labels, by ids of responses, with their stored answers, delete these answers and return their number.
 
-    Where nothing was counted no file is made, since it would look as if something had been.
+    If nothing was counted, no file is made: it would look as if something had been counted.
     """
     if not paths.watched(model).exists():
         return 0
