@@ -27,7 +27,7 @@ def test_a_stage_ran_on_what_there_now_is_and_some_stage_made(checkout: Path) ->
     assert lock.facts({"import@a": whole["use@a"]}, "import@a") == []
     *_, last = lock.facts(whole | {"use@a": {"deps": [made | {"md5": "0"}]}}, "use@a")
     assert last.state == "altered"
-    assert last.sentence.startswith("dvc.lock says that use@a ran on another data/a/x than there now is")
+    assert last.sentence.startswith("dvc.lock records another data/a/x than the one that use@a ran on")
     state, says = fact(whole, "use@b")
     assert (state, says.split(";")[0]) == ("unrecorded", "dvc.lock records no run of use@b")
 

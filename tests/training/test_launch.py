@@ -1,5 +1,6 @@
 """Training end to end on a doll: the same bytes whatever happens on the way, and a refusal for whatever is wrong."""
 
+import copy
 import inspect
 import json
 import os
@@ -513,18 +514,10 @@ def scorer(project):
         turns: list[str], reward: object = None, score: object = None, phases: Sequence[Phase] = (), placebo: str = ""
     ) -> tuple[list[float], dict[str, float]]:
         logged: dict[str, float] = {}
-        stub = SimpleNamespace(
-            Case=task.Case,
-            labels=task.labels,
-            label=task.label,
-            parse=task.parse,
-            episodes=None,
-            judged=None,
-            reporting=task.reporting,
-            score=score or task.score,
-        )
+        other = copy.copy(task)
+        other.score = score or task.score
         function = reward_fn.reward_function(
-            stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
+            other, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
             ends=end_tokens(model, tokenizer), group=2, judges=Judges(paths.base("esi")), phases=phases,
             placebo=placebo, seed=1,
         )  # fmt: skip
