@@ -78,7 +78,7 @@ def test_no_message_breaks_a_session_for_others(server: Served) -> None:
         ({"seed": -1}, "body.seed: Input should be greater than or equal to 0"),
         ({"level": "extreme", "index": "x"}, "index: Input should be a valid integer"),
         ({"levle": "easy"}, "levle: Extra inputs are not permitted"),
-        ({"pool": "exam"}, "pool: the exam is closed; whoever serves it opens it with --open-exam"),
+        ({"pool": "exam"}, "pool: the exam is closed; start the server with --open-exam to open it"),
     ],
 )
 def test_a_reset_that_asks_for_too_much_is_refused_at_once(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from clinrl.tasks.base import POOL_SHARE
 from clinrl.tasks.esi import rules, triggers
-from clinrl.tasks.esi.cases import CELLS, MIXES, EsiCase, cases, pool_of, retold
+from clinrl.tasks.esi.cases import CELLS, MIXES, EsiCase, cases, pool_of, reworded
 from clinrl.tasks.esi.complaints import COMPLAINTS, FINDING_SAYS, HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL
 from clinrl.tasks.esi.narrative import NOBODY_WALKS, SILENT
@@ -137,17 +137,17 @@ def test_no_clause_of_an_exam_stands_in_training_data(exam: list[EsiCase], train
     seen = set().union(*map(clauses, train))
     for case in exam:
         assert clauses(case).isdisjoint(seen), clauses(case) & seen
-    again = [retold(case, "training") for case in exam[:200]]
+    again = [reworded(case, "training") for case in exam[:200]]
     assert sum(len(clauses(case) & seen) for case in again) > 200  # the measure does see shared clauses
 
 
-def test_a_case_is_retold_with_the_same_facts_and_other_words(exam: list[EsiCase]) -> None:
+def test_a_case_is_reworded_with_the_same_facts_and_other_words(exam: list[EsiCase]) -> None:
     for case in exam[:50]:
-        other = retold(case, "unseen")
+        other = reworded(case, "unseen")
         assert other is not None
         assert (other.id, other.group, other.key) == (case.id, case.group, case.key)
         assert other.facts != case.facts
-        assert retold(case, "base_only") is None
+        assert reworded(case, "base_only") is None
 
 
 def test_complaints_held_out_are_of_no_training_data(exam: list[EsiCase], train: list[EsiCase]) -> None:

@@ -241,7 +241,7 @@ def test_of_an_answer_only_the_label_is_kept(imports):
     for content in (turn.content, f"{REASON}\n{turn.content}", REASON):
         answered = transcript_of(Message(role="assistant", content=content, thinking=REASON))
         (line,) = evaluate.grade(TASK, "think", [case], [answered], TASK.Reward())
-        assert REASON not in importing.withheld(TASK, case, line).model_dump_json()
+        assert REASON not in importing.redact(TASK, case, line).model_dump_json()
 
 
 # What is refused
@@ -486,7 +486,7 @@ def test_a_file_for_each_use_decides_by_itself(tmp_path):
 def test_the_variants_of_an_exam_can_be_left_out(tmp_path):
     first = written(tmp_path / "a", [RECORD | {"condition": f"c{n}"} for n in range(40)])
     exam = written(tmp_path / "b", [RECORD | {"condition": f"c{n}", "procedure": "MRI"} for n in range(20)])
-    apart = Intake(io.StringIO(), without=importing.whose(recognise(exam)))
+    apart = Intake(io.StringIO(), without=importing.identities(recognise(exam)))
     list(recognise(first).cases("train", apart))
     assert apart.refused.total() == 20
     train = [TASK.Case.model_validate_json(line) for line in taken(first, "train")[0]]

@@ -25,7 +25,7 @@ from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.imaging.imported import ImportedKey as ImagingKey
-from clinrl.tasks.importing import MARK, check_apart, fingerprint, normalise, pool_of, pseudonym, use_of, withheld
+from clinrl.tasks.importing import MARK, check_apart, fingerprint, normalise, pool_of, pseudonym, redact, use_of
 from clinrl.types import Graded, Message, Transcript, transcript_of
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def graded(content: str, narrative: str = "A secret story.") -> Graded:
 @given(st.text(max_size=60), st.text(max_size=60), st.integers(1, 5))
 def test_of_an_answer_only_its_line_is_kept(before, after, level):
     line = graded(f"{before}\nANSWER: ESI {level}\n{after}")
-    kept = withheld(TASK, case("A secret story.", "exam/imported/1"), line)
+    kept = redact(TASK, case("A secret story.", "exam/imported/1"), line)
     (turn,) = kept.transcript.messages
     assert turn.thinking is None
     assert turn.content in ("", f"ANSWER: ESI {level}") or TASK.parse(transcript_of(turn)) == line.answer
@@ -154,7 +154,7 @@ def test_of_an_answer_only_its_line_is_kept(before, after, level):
 
 @pytest.mark.parametrize("content", ["", "secret", "ANSWER: ESI 2 or 3, since she is secret", "ANSWER: ESI 9\nsecret"])
 def test_nothing_is_kept_of_an_unreadable_answer(content):
-    kept = withheld(TASK, case("A secret story.", "exam/imported/1"), graded(content))
+    kept = redact(TASK, case("A secret story.", "exam/imported/1"), graded(content))
     assert "secret" not in kept.model_dump_json()
 
 
@@ -171,7 +171,7 @@ def test_an_answer_that_spans_lines_is_kept_so_that_it_reads_as_itself(form, lab
     turn = Message(role="assistant", content=form.format("\n".join(label.split())), thinking="It is a secret story.")
     (line,) = evaluate.grade(task, "think", [asked], [transcript_of(turn)], task.Reward())
     assert line.answer == label
-    kept = withheld(task, asked, line)
+    kept = redact(task, asked, line)
     answers.check_answers(task, [asked], [kept], Path("think.jsonl"))
     assert "secret" not in kept.model_dump_json().lower()
 
@@ -179,7 +179,7 @@ def test_an_answer_that_spans_lines_is_kept_so_that_it_reads_as_itself(form, lab
 def test_answers_to_drawn_cases_are_kept_whole():
     drawn = next(iter(TASK.cases(1, 1, pool="exam", mix="natural")))
     line = graded("x\nANSWER: ESI 2")
-    assert withheld(TASK, drawn, line) is line
+    assert redact(TASK, drawn, line) is line
 
 
 # Patients apart

@@ -68,7 +68,7 @@ def test_prompt_and_score_are_those_of_the_exam(any_task: tuple[Task, Served]) -
     ("options", "says"),
     [
         ({"mix": "extreme"}, "mix: allowed: "),
-        ({"pool": "exam"}, "pool: the exam is closed; whoever serves it opens it with --open-exam"),
+        ({"pool": "exam"}, "pool: the exam is closed; start the server with --open-exam to open it"),
         ({"index": 200}, "index: Input should be less than 200"),
         ({"level": "easy"}, "level: Extra inputs are not permitted"),
     ],
@@ -102,14 +102,14 @@ def test_a_reward_that_asks_other_models_is_refused_before_anybody_connects() ->
 
     task = get_task("toy")
     assert task.asks.models(task.Reward()) == ()
-    with pytest.raises(ParamsError, match="this reward asks judge, which are not served; choose one that asks none"):
+    with pytest.raises(ParamsError, match="this reward needs judge, which are not served; choose another"):
         application(task, task.Reward(judged=0.25))
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["imaging", "--reward", "imaging-llm-eval-1"], "this reward asks judge, which are not served"),
+        (["imaging", "--reward", "imaging-llm-eval-1"], "this reward needs judge, which are not served"),
         (["imaging", "--reward", "esi-v49"], "esi-v49 is no version of imaging"),
         (["esi", "--reward", "esi-v43"], "versions.esi-v43.profile is 'esi-distilled', an sft recipe"),
         (["esy"], "'esy' is no task whose environment can be served; did you mean esi?"),

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from random import Random
 from typing import Any
 
-from clinrl.tasks.esi.cases import EsiCase, cases, retold
+from clinrl.tasks.esi.cases import EsiCase, cases, reworded
 from clinrl.tasks.esi.rules import decide
 
 WEEKS = 52
@@ -174,7 +174,7 @@ def changed(case: EsiCase, week: int) -> EsiCase:
         decision = decide(hot)
         key = key.model_copy(update={"presentation": hot, "level": decision.level, "rule": decision.rule})
     case = case.model_copy(update={"key": key})
-    return retold(case, "training" if is_so(week, WORDINGS) else "base_only") or case
+    return reworded(case, "training" if is_so(week, WORDINGS) else "base_only") or case
 
 
 def label(request: Request, week: int) -> int:

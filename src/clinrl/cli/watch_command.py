@@ -42,7 +42,7 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     for one in found:
         alarms = f"alarm: {', '.join(one.alarms)}" if one.alarms else "no alarm"
         if one.exposed is not None:
-            alarms += f"; {task.called(one.safety[0].feature)} are possible with {one.exposed:.0%} of the labels"
+            alarms += f"; {task.noun_of(one.safety[0].feature)} are possible with {one.exposed:.0%} of the labels"
         alarms += f"; drift was not looked at: {one.unseen}" if one.unseen else ""
         echo(f"{one.version}: {one.requests} requests; {alarms}")
     return int(any(one.alarms for one in found))

@@ -17,7 +17,7 @@ from clinrl.config.schema import DatasetSpec, ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
-from clinrl.tasks.importing import COLUMNS, Intake, whose
+from clinrl.tasks.importing import COLUMNS, Intake, identities
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Manifest
 
@@ -119,7 +119,7 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
             progress(name, source.lines) as advance,
         ):
             refused.write("\t".join(COLUMNS) + "\n")
-            intake, shown = Intake(refused, without=whose(apart) if apart else frozenset()), 0
+            intake, shown = Intake(refused, without=identities(apart) if apart else frozenset()), 0
             for line in source.cases(spec.use, intake):
                 cases.write(line + "\n")
                 if intake.kept % TICK_ROWS == 0:

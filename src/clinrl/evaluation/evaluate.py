@@ -93,7 +93,7 @@ def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
     model, by_id = run.model, {case.id: case for case in run.cases}
     with staged(target) as out:
         for mode, lines in run.graded.items():
-            kept = (importing.withheld(run.task, by_id[line.case_id], line) for line in lines)
+            kept = (importing.redact(run.task, by_id[line.case_id], line) for line in lines)
             rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in kept)
             write_text(out / f"{mode}.jsonl", "".join(rows))
         modes = {mode: dict(decoding) for mode, decoding in run.modes.items()}

@@ -68,7 +68,7 @@ def episode_of(model: Model, case: Case, line: Graded, *, number: int, of: int) 
     """The episode of a graded answer. Pure."""
     task, gold = model.task, model.task.label(case)
     withheld = is_imported(case)
-    transcript = importing.withheld(task, case, line).transcript
+    transcript = importing.redact(task, case, line).transcript
     return Episode(
         name=model.name,
         exam=model.exam,

@@ -75,7 +75,7 @@ def with_results(
         names=dict.fromkeys(name for report in reports for name in report.metrics),
         others={name: [_row(one, name).get(what) for one in reports for what in task.compared] for name in others},
         failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(task, one)) for one in reports],
-        compared=[*task.compared], errors=task.called(task.safety.metric), training=training, missing=missing,
+        compared=[*task.compared], errors=task.noun_of(task.safety.metric), training=training, missing=missing,
         slices=[
             # A mode may have no case of a value.
             (what, value, [one.slices.get(what, {}).get(value, {}).get(name)

@@ -92,7 +92,7 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
     if imported:
         return Shown(name, exam, True, counts)
     task = model.task
-    data = {"name": name, "exam": exam, "safety": task.called(task.safety.metric), "modes": modes}
+    data = {"name": name, "exam": exam, "safety": task.noun_of(task.safety.metric), "modes": modes}
     slices = task.reporting.slices
     cases = {
         "slices": list(slices),

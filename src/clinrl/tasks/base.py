@@ -1,8 +1,8 @@
-"""What a task is: one folder under `clinrl/tasks` that exports `TASK`.
+"""The contract of a task: one folder under `clinrl/tasks` that exports `TASK`.
 
-A task's name is its folder's name; importing the folder is the look-up. Everything a stage needs to know about a
-task's medicine, prompts and rewards is here, so that adding a task touches no shared module. Twelve members are
-required; every other is a part of `parts` with a default that works.
+The folder's name is the task's name, and importing the folder looks the task up. A task holds everything that a stage
+needs to know about its medicine, prompts and rewards, so that a new task touches no shared module. Twelve members are
+required; every other member is a part of `parts` with a default that works.
 """
 
 import hashlib
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 EXACT = "exact"
 """The metric that every task has: the share of right answers."""
 GIVEN = "given"
-"""The variant of a case that shows it as it is."""
+"""The name of the input variant that shows a case as it is."""
 POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
 """Percentage of templates in each pool."""
 FORM = ("no_parse", "clipped")
-"""Measures of every report, after the task's own: answers that cannot be read, and those that were cut off."""
+"""Measures of every report, after the task's own: the shares of unreadable answers and of answers cut off."""
 
 
 class Task(ABC):
@@ -60,11 +60,11 @@ class Task(ABC):
     """Raise it whenever prompts, rules, rewards or cases change meaning; a golden file guards it."""
     Case: ClassVar[type[AnyCase]]
     Reward: ClassVar[type[BaseModel]]
-    """Every number of the reward; unknown terms are refused. Has `low` and `high`, the declared range of a total."""
+    """The record of a reward's numbers; it refuses unknown terms. `low` and `high` declare the range of a total."""
     labels: ClassVar[tuple[Any, ...]]
     """The possible answers, in their order."""
     metrics: ClassVar[Mapping[str, Share | Statistic]]
-    """`exact`, the share of right answers, is among them."""
+    """The metrics by name; `exact`, the share of right answers, is among them."""
 
     checks: ClassVar[Checks] = Checks()
     reporting: ClassVar[Reporting] = Reporting()
@@ -77,12 +77,12 @@ class Task(ABC):
     judged: ClassVar[Judged | None] = None
     """None: the reward needs no other model."""
     published: ClassVar[Published | None] = None
-    """What others reached on an external exam."""
+    """The results that others published on an external exam."""
     benchmark: ClassVar[Benchmark | None] = None
-    """How others evaluated a task that is played in an environment; None: nobody did."""
+    """How others evaluated a task that is played in an environment; None: no such evaluation is known."""
 
     def __init_subclass__(cls) -> None:
-        """Fill in what reports show where the task leaves it open: all there is, in the order of `metrics`."""
+        """Fill in `safety.metric` and the empty fields of `reporting`: all measures, in the order of `metrics`."""
         super().__init_subclass__()
         given, shares = cls.reporting, [name for name, of in cls.metrics.items() if isinstance(of, Share)]
         worse = [name for name, of in cls.metrics.items() if of.worse == "higher"]
@@ -103,12 +103,12 @@ class Task(ABC):
 
     @property
     def compared(self) -> Mapping[str, Share | Statistic]:
-        """The shares that every paired test and every slice is about: right answers first, then what must not be."""
+        """The shares that every paired test is about: `exact` first, then the safety metric."""
         return {name: self.metrics[name] for name in dict.fromkeys((EXACT, self.safety.metric))}
 
     @property
     def asks(self) -> Judged:
-        """`judged`, or what stands for it where the reward needs no other model."""
+        """`judged`, or a default that requests nothing and calls `score`, where the reward needs no other model."""
         return self.judged or Judged(
             models=lambda reward: (),
             requests=lambda case, transcript, reward: (),
@@ -117,16 +117,16 @@ class Task(ABC):
 
     @property
     def shares_threads(self) -> bool:
-        """Whether fewer threads leave all bytes as they are: torch splits the sums of long episodes between threads."""
+        """Whether fewer threads give the same bytes. Not for episodes: torch splits their long sums between threads."""
         return self.episodes is None
 
     def is_share(self, measure: str) -> bool:
-        """Whether a measure of a report is a share: neither a statistic nor a quality that counts."""
+        """Whether a measure of a report is a share: neither a statistic nor a quality that counts things."""
         quality = self.reporting.qualities.get(measure)
         return not (isinstance(self.metrics.get(measure), Statistic) or (quality is not None and quality.counts))
 
-    def called(self, metric: str) -> str:
-        """What a page calls the cases of a compared share."""
+    def noun_of(self, metric: str) -> str:
+        """The plural noun by which pages refer to the cases of a compared share, such as "exact answers"."""
         nouns = {EXACT: "exact answers", self.safety.metric: self.safety.errors or self.safety.metric}
         return nouns.get(metric, metric)
 
@@ -134,19 +134,19 @@ class Task(ABC):
     def cases(
         self, n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
     ) -> Iterator[AnyCase]:
-        """`n` distinct cases of one pool, lazily, the same for the same arguments in any process.
+        """Yield `n` distinct cases of one pool, the same for the same arguments in any process.
 
-        `emphasis`: rule to how many times as often it decides a case as it does in the mix. A task with
-        `checks.editions` takes `edition` too, one of these, or "" for the newest.
+        `emphasis`: for a rule, how many times as often as in the mix it decides a case. A task with `checks.editions`
+        also takes `edition`: one of these, or "" for the task's default.
         """
 
     @abstractmethod
     def prompt(self, facts: Any) -> list[Message]:
-        """System and user turn. Sees `facts` alone."""
+        """The system and the user turn, made from `facts` alone."""
 
     @abstractmethod
     def gold(self, case: Any, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
-        """What a reader does who knows every rule except `omit`. With none omitted: the best answer."""
+        """The transcript of a reader that knows every rule except `omit`. With none omitted: the best answer."""
 
     @abstractmethod
     def label(self, case: Any) -> Any:
@@ -154,19 +154,19 @@ class Task(ABC):
 
     @abstractmethod
     def parse(self, transcript: Transcript) -> Any | Unreadable:
-        """The label that a transcript commits to: its last turn, or the decisions in all of them. Never raises on
-        model text."""
+        """The label that a transcript commits to in its last turn, or in an episode by the decisions of all turns.
+        Never raises on model text."""
 
     @abstractmethod
     def score(self, case: Any, transcript: Transcript, reward: Any) -> Score:
-        """The reward, its terms always the same and in the same order.
+        """The score of a transcript under a reward; its terms are always the same, in the same order.
 
-        Pure. Raises only on a malformed case, never on model text. Where `judged` is set, only a reward that needs no
-        model can be scored by this.
+        Pure. Raises only on a malformed case, never on model text. Where `judged` is set, this method can apply only a
+        reward that needs no other model.
         """
 
     def pool_of(self, group: str) -> Pool:
-        """The pool of a group, by its name alone; by default its first part."""
+        """The pool of a group, from the group's name alone; by default the first part of the name."""
         return group.split("/")[0]  # type: ignore[return-value]  # validation compares it with the pool of the data set
 
     def omittable(self, case: Any) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ class Task(ABC):
         return ()
 
     def relabel(self, case: Any) -> Any:
-        """The label recomputed from the latent facts by the rules; by default the one that the case has."""
+        """The label that the rules now give the latent facts; by default the label that the case has."""
         return self.label(case)
 
     def row(self, case: Any) -> dict[str, Any]:
@@ -184,15 +184,15 @@ class Task(ABC):
         return {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text} | plain
 
     def recognise(self, path: Path) -> "Source":
-        """The records that lie at a path, to be imported. Raises DataError, saying what is expected, for others; by
-        default for any."""
+        """The source of records at a path, for an import. Raises DataError, with the expected files, for anything
+        else; by default for every path."""
         raise DataError(f"{path}: cases of {self.name} must be drawn; no file of them can be imported")
 
     def policies(self) -> Mapping[str, Policy]:
         """Lazy policies by name (constants, random, prior-matched, hedging, empty, truncated), and "mediocre".
 
-        The mediocre reader must earn more than each of them. By default an answer is written as the gold turn of the
-        first case with that label.
+        The mediocre reader must earn more than each lazy policy. By default the text of an answer is the gold turn of
+        the first case with its label.
         """
         written: dict[Any, str] = {}
         for case in self.cases(1_000, 0, pool="base", mix=self.checks.mixes[0]):
@@ -204,29 +204,29 @@ class Task(ABC):
 
 
 def content_id(name: str, facts: BaseModel, key: BaseModel) -> str:
-    """The id of a case: its task, and a hash of all that it holds."""
+    """The id of a case: the task's name, and a hash of the case's facts and key."""
     return f"{name}-{digest([facts.model_dump(mode='json'), key.model_dump(mode='json')])[:16]}"
 
 
 def is_sound_id(task: Task, case: AnyCase) -> bool:
-    """Whether a case's id is the hash of what it holds."""
+    """Whether a case's id is the hash of its facts and key."""
     return case.id == content_id(task.name, case.facts, case.key)
 
 
 def as_variant(task: Task, case: AnyCase, variant: str) -> AnyCase:
-    """The case as an input variant shows it; as given, where it has no such variant."""
+    """The case as an input variant shows it, or the case itself if it has no such variant."""
     shown = None if variant == GIVEN else task.reporting.variants[variant](case)
     return case if shown is None else shown
 
 
 def parts_of(task: Task, gold: Any, answer: Any | Unreadable) -> Mapping[str, tuple[Any, Any | Unreadable]]:
-    """Right and given label, each one of `Task.labels`, by what they are about: of each decision of an episode, or of
-    the one `answer`."""
+    """The gold and the given label of each decision of an episode, by the decision's name, or of the one `answer`.
+    Each label is one of `Task.labels`, or unreadable."""
     return task.episodes.parts(gold, answer) if task.episodes else {"answer": (gold, answer)}
 
 
 def pool_by_hash(name: str) -> Pool:
-    """The pool of a template by the hash of its name: the same for any seed, data set and machine."""
+    """The pool of a template, from the hash of its name: the same for any seed, data set and machine."""
     return pool_at(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100, POOL_SHARE)
 
 
@@ -253,5 +253,5 @@ def task_names() -> tuple[str, ...]:
 
 @cache
 def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Looked up once: params.yaml may name hundreds of versions."""
+    """The names of the task folders. Cached, since params.yaml may name hundreds of versions."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(folders) if module.ispkg))

@@ -1,7 +1,8 @@
-"""CSV files as they come from elsewhere: compressed, with a damaged byte-order mark, or in an older encoding.
+"""Read CSV files of other programs: compressed, with a damaged byte-order mark, or in an older encoding.
 
-What is certain is put right without a word; what is not is refused with file and line. A file is read row by row and
-no row may be long, so memory does not grow with it. No refusal quotes a value: the rows may be about real people.
+Certain repairs are made silently; anything uncertain is refused with file and line. A file is read row by row and the
+length of a row is limited, so memory does not grow with the file. No refusal quotes a value: the rows may be about real
+people.
 """
 
 import csv
@@ -20,11 +21,11 @@ from clinrl.tasks.importing import WHOLE, Row, Unclear
 
 _MARK = "\ufeff".encode()
 MARKS = (_MARK.decode("cp1252").encode().decode("cp1252").encode(), _MARK.decode("cp1252").encode(), _MARK)
-"""A byte-order mark encoded three times, twice and once: what programs that take UTF-8 for cp1252 leave behind."""
+"""A byte-order mark encoded three times, twice and once: programs that read UTF-8 as cp1252 write such marks."""
 
 MAX_ROW_BYTES: Final = 1 << 20
-"""Bytes of a line, and characters of a record with its quoted line ends. What is beyond it is refused unread, so that
-no file can fill the memory. The csv module's own limit is below what the abstracts of one record can take."""
+"""The most bytes of a line, and the most characters of a record with its quoted line ends. Longer ones are refused
+unread, so that no file can fill the memory. The csv module's own limit is too low for the abstracts of one record."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Table:
     columns: tuple[str, ...]
     """Names in lower case, with underscores for spaces."""
     lines: int
-    """Physical lines: at least the number of records, since a cell may hold line ends."""
+    """The number of physical lines, an upper bound on the records: a cell may hold line ends."""
     _mark: int
 
     def require(self, names: Sequence[str]) -> None:
-        """Raise DataError naming all columns that are missing."""
+        """Raise DataError with the names of all missing columns, if any."""
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise DataError(
@@ -49,7 +50,7 @@ class Table:
             )
 
     def rows(self) -> Iterator[Row]:
-        """Every record after the header, with its cells by column."""
+        """Yield every record after the header, with its cells by column."""
         for line, cells in self.cells():
             if len(cells) == len(self.columns):
                 yield line, dict(zip(self.columns, cells, strict=True))
@@ -57,7 +58,7 @@ class Table:
                 yield line, Unclear(WHOLE, "has another number of cells than the header")
 
     def cells(self) -> Iterator[tuple[int, list[str]]]:
-        """The line on which each record begins, and as many cells as it has; lines without any cell are no records.
+        """Yield the line on which each record begins, and its cells, however many; skip lines without cells.
 
         Raises DataError for a quote that is not closed, or closed in the middle of a cell, and for a record that is
         longer than MAX_ROW_BYTES.
@@ -71,14 +72,14 @@ class Table:
 
 
 def open_table(path: Path) -> Table:
-    """Find out the encoding and the header of a CSV file, plain or .gz, reading it once.
+    """Scan a CSV file, plain or .gz, for its encoding, and read its header.
 
-    A byte-order mark is dropped, however often it was encoded; where one stood, a first column "ubject_id" is
-    subject_id, whose first letter it ate. Raises DataError if the file is missing, no text, in two encodings, or has a
-    line that is longer than MAX_ROW_BYTES.
+    A byte-order mark is dropped, however often it was encoded. A damaged mark takes the first letter of the header with
+    it, so "ubject_id" after a mark is subject_id. Raises DataError if the file is missing, no text, in two encodings,
+    or has a line that is longer than MAX_ROW_BYTES.
     """
-    with reading(path), _text(path, 0, "latin-1") as stream:  # a character for each byte, and lines end as for csv
-        mark, encoding, lines = _scanned(path, stream)
+    with reading(path), _text(path, 0, "latin-1") as stream:  # one character a byte; line ends as csv sees them
+        mark, encoding, lines = _scan(path, stream)
     with reading(path), _text(path, mark, encoding) as stream:
         _, header = next(_records(path, stream, "its first line must be a header"), (1, []))
     columns = ["_".join(cell.lower().split()) for cell in header]
@@ -92,19 +93,19 @@ def open_table(path: Path) -> Table:
 
 
 def locate(folder: Path, name: str) -> Path | None:
-    """`name`, plain or .gz, in a folder or in its ed/ or hosp/; None if it is nowhere."""
+    """The file `name`, plain or .gz, in a folder or its subfolders ed/ and hosp/; None if it is in none of them."""
     places = [place / f"{name}{end}" for place in (folder, folder / "ed", folder / "hosp") for end in ("", ".gz")]
     return next((path for path in places if path.is_file()), None)
 
 
-def opened(path: Path) -> BinaryIO:
-    """The bytes of a file, decompressed if its name ends in .gz."""
+def open_bytes(path: Path) -> BinaryIO:
+    """A stream of a file's bytes, decompressed if its name ends in .gz."""
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns what can go wrong while a file is read into a DataError."""
+    """Turn the errors of reading a file in this block into a DataError."""
     try:
         yield
     except FileNotFoundError:
@@ -116,16 +117,16 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _text(path: Path, mark: int, encoding: str) -> TextIO:
-    """The text after the byte-order mark, with line ends as they are."""
-    raw = opened(path)
+    """A stream of the text after the byte-order mark, with unchanged line ends."""
+    raw = open_bytes(path)
     raw.read(mark)
     return io.TextIOWrapper(raw, encoding, newline="")
 
 
 def _records(path: Path, stream: TextIO, advice: str) -> Iterator[tuple[int, list[str]]]:
-    """The line on which each record begins, the header's too, and its cells. Raises DataError, which ends in `advice`.
+    """Yield the line on which each record begins, and its cells, header included.
 
-    A record of which a quote is never closed may go on to the end of the file, over any number of cells.
+    Raises DataError, whose message ends in `advice`. A record with an unclosed quote may run to the end of the file.
     """
     csv.field_size_limit(MAX_ROW_BYTES)
     before = 0
@@ -147,10 +148,10 @@ def _records(path: Path, stream: TextIO, advice: str) -> Iterator[tuple[int, lis
         raise DataError(f"{path} line {before + 1}: {error}; {advice}") from None
 
 
-def _scanned(path: Path, stream: TextIO) -> tuple[int, str, int]:
-    """Length of the byte-order mark, encoding, and number of lines, from a stream of one character for each byte.
+def _scan(path: Path, stream: TextIO) -> tuple[int, str, int]:
+    """The length of the byte-order mark, the encoding and the number of lines, from a stream of one character a byte.
 
-    cp1252 (which holds Latin-1) is believed only if no line at all is UTF-8 beyond ASCII: single lines prove nothing.
+    The encoding is cp1252 (which holds Latin-1) only if no line is UTF-8 beyond ASCII: a single line proves nothing.
     Raises DataError for a line that is too long or is no text, and for lines in two encodings.
     """
     utf8 = other = mark = number = 0

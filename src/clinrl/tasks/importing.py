@@ -1,9 +1,9 @@
-"""What imported cases of all tasks have in common: who is one patient, who belongs to which pool, and what is withheld.
+"""Shared rules for imported cases of all tasks: which rows are one patient, its pool, and the text that is withheld.
 
-An imported case's group is `<use>/imported/<pseudonym>`, so its pool can be read off its group alone. A pseudonym is a
-hash of the subject where the source names one, else of the narrative. It keeps identifiers out of files; it does not
-hide them from somebody who has the source, so cases are handled like the source itself. Where a source is about no
-patients, what stands for one is whatever the task keeps in one pool.
+An imported case's group is `<use>/imported/<pseudonym>`, so the group alone gives the pool. A pseudonym is a hash of
+the subject if the source names one, else of the narrative. It keeps identifiers out of files; it does not hide them
+from a person who has the source, so cases are handled like the source itself. If a source is not about patients, each
+pseudonym stands for a unit that the task keeps in one pool.
 """
 
 import hashlib
@@ -29,21 +29,21 @@ from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, la
 MARK = "/imported/"
 MAX_NARRATIVE_CHARACTERS = 4_000
 COLUMNS = ("file", "line", "column", "reason")
-"""Of the list of refused rows."""
+"""The columns of the list of refused rows."""
 
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]"
-"""What no narrative holds: control characters (line ends too) and the commonest invisible ones. Drawn narratives hold
-no others, and their proofs list it word for word."""
+"""Characters that no narrative holds: control characters (line ends too) and the commonest invisible ones. Drawn
+narratives hold no other invisible ones, and their proofs quote this pattern word for word."""
 
 INVISIBLE_CHARACTERS = (
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""What does not show, or turns the direction of a text: Unicode's Default_Ignorable_Code_Point, which holds variation
-selectors and tags, and the marks of annotations. Spelt out, since Python's own tables differ by version."""
+"""Characters that do not show, or turn the direction of a text: Unicode's Default_Ignorable_Code_Point, which holds
+variation selectors and tags, and the marks of annotations. Spelt out, since Python's own tables differ by version."""
 
 HIDDEN_CHARACTERS = f"{CONTROL_CHARACTERS}|{INVISIBLE_CHARACTERS}"
-"""What no imported narrative holds."""
+"""Characters that no imported narrative holds."""
 
 IDENTIFIERS: dict[str, str] = {
     "social security number": r"\b\d{3}-\d{2}-\d{4}\b",
@@ -62,17 +62,17 @@ _MONTH = (
 )
 _DAY = r"(?:0?[1-9]|[12]\d|3[01])"
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
-"""What word processors write in place of a hyphen."""
+"""Maps the dashes that word processors write in place of a hyphen to a hyphen."""
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
-    "e-mail address": rf"(?<![\w.+-]){IDENTIFIERS['e-mail address']}",  # from its beginning alone: time stays linear
+    "e-mail address": rf"(?<![\w.+-]){IDENTIFIERS['e-mail address']}",  # from its first character: time stays linear
     "medical record number": rf"{IDENTIFIERS['medical record number']}"
     r"|\bmrn\b(?![\s:#.]*\d)[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
-    # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. After a slash there
-    # are five digits or more, as in no blood pressure. No mean difference with its interval: +15.3 (12.1-18.5).
+    # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. Five digits or more
+    # follow a slash, which excludes blood pressures. Excludes a mean difference with its interval: +15.3 (12.1-18.5).
     "telephone number": rf"{IDENTIFIERS['telephone number']}"
     r"|(?:(?<!\d)\+(?!\d{1,2}\.\d{1,2} ?[(\[]-?\d+\.)|(?<![\w:.,/+-])00)"
     r"(?:[17]|[2-689]\d)(?:[-. ()\u00a0]{0,3}\d|/(?=\d{5})){6,14}(?!\d)",
-    # A year of two digits follows the same sign twice: an interval such as 12.1-18.5 is no date.
+    # A two-digit year needs the same separator twice: an interval such as 12.1-18.5 is no date.
     "full date": r"(?i)\b(?:(?:19|20)\d{2}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:19|20)\d{2}"
     r"|\d{1,2}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{2}"
     r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d{1,2},? (?:19|20)\d{2}"
@@ -81,8 +81,8 @@ IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
     rf"|{_MONTH}[-/., ]{{0,2}}{_DAY}(?:st|nd|rd|th)?[-/., ]{{1,2}}(?:19|20)\d{{2}}"
     rf"|(?:19|20)\d{{2}}[-/., ]{{1,2}}{_MONTH}[-/., ]{{0,2}}{_DAY})\b",
 }
-"""The same for imported rows, with more shapes. Drawn ones hold none, and their proofs list `IDENTIFIERS` word for
-word."""
+"""The same tripwire for imported rows, with more shapes. Drawn rows hold none of these, and their proofs quote
+`IDENTIFIERS` word for word."""
 
 _CONTROL = re.compile(CONTROL_CHARACTERS)
 _INVISIBLE = re.compile(INVISIBLE_CHARACTERS)
@@ -93,7 +93,7 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=F
 
 
 class Unclear(Exception):
-    """A row cannot be used, for a reason that quotes nothing of it."""
+    """Raised for a row that cannot be used; the reason quotes none of its values."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(f"{column}: {reason}")
@@ -101,10 +101,10 @@ class Unclear(Exception):
 
 
 WHOLE = "(the whole row)"
-"""Stands for the column of what is wrong with all of a row."""
+"""Stands for the column if the reason concerns the whole row."""
 Fields = Mapping[str, Any]
 Row = tuple[int, Fields | Unclear]
-"""The line on which a record begins, from 1, and its fields, or why it has none."""
+"""The line on which a record begins, from 1, and its fields, or the reason why it has none."""
 
 
 def fields_of(found: Fields | Unclear) -> Fields:
@@ -116,25 +116,25 @@ def fields_of(found: Fields | Unclear) -> Fields:
 
 @dataclass
 class Intake:
-    """What became of the rows of a source. Refused rows are listed as they come, without their values."""
+    """Counts of a source's rows by outcome. Refused rows are listed as they come, without their values."""
 
     refused_to: TextIO
     without: frozenset[str | bytes] = frozenset()
-    """Pseudonyms and fingerprints of narratives whose rows are refused: those of an exam (`whose`)."""
+    """Pseudonyms and fingerprints of narratives whose rows are refused: those of an exam (`identities`)."""
     read: int = 0
     kept: int = 0
     elsewhere: int = 0
     """Sound rows whose patients belong to another pool."""
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By column and reason."""
+    """The number of refused rows by column and reason."""
 
     def refuse(self, file: str, line: int, unclear: Unclear) -> None:
-        """Count a row that is kept out, and list it."""
+        """Count a refused row, and list it."""
         self.refused[unclear.column, unclear.reason] += 1
         self.refused_to.write(f"{file}\t{line}\t{unclear.column}\t{unclear.reason}\n")
 
     def record(self, source: "Source") -> dict[str, Any]:
-        """All that may be said of an import in a report: counts and names of columns."""
+        """The record of an import for reports, which may hold no more than counts and names of columns."""
         refusals: dict[str, dict[str, int]] = {}
         for (column, reason), count in sorted(self.refused.items()):
             refusals.setdefault(column, {})[reason] = count
@@ -152,25 +152,25 @@ class Intake:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Somebody's records, recognised for what they are and not yet read."""
+    """Records to import, of a recognised kind and not read yet."""
 
     kind: str
     files: Mapping[str, Path]
-    """What is read, by the name that a list of refused rows gives it."""
+    """The files to read, by their names in a list of refused rows."""
     used: frozenset[str]
     dropped: frozenset[str]
-    """Columns that are there and never read: what happened later, and whatever else is not used."""
+    """Columns of the files that are never read: later events, and all others that are not used."""
     uses: tuple[Pool, ...]
     """The pools that its rows can belong to."""
     lines: int
     """About how many rows there are."""
     cases: Callable[[Pool, Intake], Iterator[str]]
-    """The cases of one pool as canonical JSON lines; counts what becomes of each row."""
+    """Yields the cases of one pool as canonical JSON lines, and counts the outcome of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A row that can be used: whose it is, which pool that is in, and what a case is made of."""
+    """A row that can be used: its patient, the patient's pool, and the content of a case."""
 
     pool: Pool
     pseudonym: str
@@ -178,13 +178,13 @@ class Taken:
     """JSON-ready, as the task's own records dump them."""
     key: Mapping[str, Any]
     label: Any
-    """The one in `key`, whatever it is called there."""
+    """The label in `key`, under any name."""
 
 
-def contested(rows: Iterable[Row], claim: Callable[[Fields], tuple[_Named, Any]]) -> frozenset[_Named]:
-    """What is given one label by a row and another by another: both are refused, since either may be the wrong one.
+def find_contested(rows: Iterable[Row], claim: Callable[[Fields], tuple[_Named, Any]]) -> frozenset[_Named]:
+    """The things that two rows label differently: both rows are refused, since either may be wrong.
 
-    `claim` tells of a row what it labels and how, or raises Unclear if the row is refused anyway.
+    `claim` returns the thing that a row labels, and the label, or raises Unclear if the row is refused anyway.
     """
     labels: dict[_Named, Any] = {}
     found = set()
@@ -206,15 +206,15 @@ def sift(
     use: Pool,
     intake: Intake,
 ) -> Iterator[str]:
-    """The rows of one pool as lines of cases.
+    """Yield the rows of one pool as lines of cases.
 
-    `name` is the file's, for the list of refused rows; `rows` begins anew each time. `take` reads the fields of a row
-    or raises Unclear; the set holds what it puts there, such as ids of earlier rows. Rows that give one narrative
-    (`plain_text`) different labels are refused. So is a narrative that an earlier row has, of whatever pool, so that no
-    text is in two pools of one source.
+    `name` is the file's name in the list of refused rows; each call of `rows` begins anew. `take` reads the fields of a
+    row or raises Unclear; its set keeps what it needs of earlier rows, such as their ids. Rows that give one narrative
+    (`plain_text`) different labels are refused. So is a narrative that an earlier row of any pool has, so that no text
+    is in two pools of one source.
     """
     earlier: set[str] = set()
-    disputed = contested(rows(), lambda fields: _narrative_and_label(take(fields, earlier)))
+    disputed = find_contested(rows(), lambda fields: _narrative_and_label(take(fields, earlier)))
     earlier.clear()
     seen: set[bytes] = set()
     for line, row in rows():
@@ -243,8 +243,8 @@ def _narrative_and_label(taken: Taken) -> tuple[bytes, Any]:
     return fingerprint(plain_text(taken.facts)), taken.label
 
 
-def whose(source: Source) -> frozenset[str | bytes]:
-    """The pseudonyms of a source's patients and the fingerprints of its narratives, of whatever pool."""
+def identities(source: Source) -> frozenset[str | bytes]:
+    """The pseudonyms of a source's patients and the fingerprints of its narratives, in all pools."""
     found: set[str | bytes] = set()
     for use in source.uses:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -255,27 +255,27 @@ def whose(source: Source) -> frozenset[str | bytes]:
 
 
 def case_line(task: str, group: str, facts: Mapping[str, Any], key: Mapping[str, Any]) -> str:
-    """The line of a case, equal to the canonical JSON of the validated record and several times faster."""
+    """The line of a case: equal to the canonical JSON of the validated record, and made several times faster."""
     fact_text, key_text = _encode(facts), _encode(key)
     digest = hashlib.sha256(f"[{fact_text},{key_text}]".encode()).hexdigest()[:16]
     return f'{{"facts":{fact_text},"group":"{group}","id":"{task}-{digest}","key":{key_text}}}'
 
 
 def pseudonym(kind: str, text: str) -> str:
-    """What stands for a subject or a narrative: 16 hexadecimal digits, the same in every source."""
+    """The pseudonym of a subject or a narrative: 16 hexadecimal digits, the same in every source."""
     return hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()[:16]
 
 
 def use_of(pseudonym: str, shares: Mapping[Pool, int]) -> Pool:
-    """The pool of a patient by a pseudonym alone: the same for any source and machine."""
+    """The pool of a patient, from the pseudonym alone: the same for any source and machine."""
     return pool_at(int(pseudonym[:8], 16) % 100, shares)
 
 
-def key_of(value: Any, drawn: type[BaseModel], brought: type[BaseModel]) -> Any:
-    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
+def key_of(value: Any, drawn: type[BaseModel], imported: type[BaseModel]) -> Any:
+    """Validate a key as `imported` if it names its source, else as `drawn`, so that an error names its column alone."""
     if not isinstance(value, Mapping):
         return value
-    return (brought if "source" in value else drawn).model_validate(value)
+    return (imported if "source" in value else drawn).model_validate(value)
 
 
 def pool_of(group: str) -> Pool | None:
@@ -285,21 +285,21 @@ def pool_of(group: str) -> Pool | None:
 
 
 def is_imported(case: Case) -> bool:
-    """Whether a case was read from somebody's records."""
+    """Whether a case was imported and not drawn."""
     return pool_of(case.group) is not None
 
 
 def clean(text: str) -> str:
-    """Text in one line: control characters are spaces, white space is single, and what does not show is left out.
+    """Text in one line: control characters become spaces, white space single spaces; invisible characters are dropped.
 
-    A space in its place would part a word or a date that a reader sees whole. Of joined emoji the single ones remain.
+    A space in place of these would split a word or a date that a reader sees whole. Joined emoji become single ones.
     """
     return " ".join(_CONTROL.sub(" ", _INVISIBLE.sub("", text)).split())
 
 
 def check_text(text: str, column: str, longest: int = MAX_NARRATIVE_CHARACTERS, but: Collection[str] = ()) -> None:
-    """Refuse text that is empty or longer than so many characters, or that holds half a character, a mark of a chat
-    template, or what looks like an identifier of any kind `but` these. Raises Unclear."""
+    """Raise Unclear for text that is empty, has more than `longest` characters, or holds half a character, a mark of a
+    chat template, or an apparent identifier of any kind except those in `but`."""
     if not text:
         raise Unclear(column, "is empty")
     if len(text) > longest:
@@ -314,18 +314,18 @@ def check_text(text: str, column: str, longest: int = MAX_NARRATIVE_CHARACTERS, 
 
 
 def finds(shape: re.Pattern[str], text: str) -> bool:
-    """Whether a pattern is found in a text, or in it with compatible characters and dashes as their plain ones."""
+    """Whether a pattern is found in a text, or in its copy with compatible characters and dashes made plain."""
     plain = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(DASHES)
     return bool(shape.search(text) or shape.search(plain))
 
 
 def normalise(text: str) -> str:
-    """The words of a text in lower case: what two copies of one narrative have in common."""
+    """The words of a text in lower case: equal for two copies of one narrative."""
     return " ".join(_WORD.findall(text.casefold()))
 
 
 def plain_text(facts: Mapping[str, Any]) -> str:
-    """The narrative of a case: the plain texts among its facts, by name; lists, as of evidence, are no part of it."""
+    """The narrative of a case: its facts that are plain texts, in the order of their names; lists are left out."""
     return " ".join(facts[name] for name in sorted(facts) if isinstance(facts[name], str))
 
 
@@ -335,9 +335,9 @@ def fingerprint(narrative: str) -> bytes:
 
 
 def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases: Iterable[Case]) -> None:
-    """Refuse an exam that shares a patient or a narrative with training data, given by name.
+    """Raise DataError if an exam shares a patient or a narrative with training data, given by name.
 
-    Cases that are drawn here are in pools that share no template, so only imported ones are compared. Raises DataError.
+    Drawn cases are in pools that share no template, so only imported ones are compared.
     """
     people, texts = set(), set()
     for case in filter(is_imported, cases):
@@ -358,8 +358,8 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
             )
 
 
-def withheld(task: Task, case: Case, line: Graded) -> Graded:
-    """A graded answer as it is stored: of an imported case the answer line alone, since the rest may quote it.
+def redact(task: Task, case: Case, line: Graded) -> Graded:
+    """A graded answer as it is stored: for an imported case the answer line alone, since the rest may quote the case.
 
     An answer that spans lines is stored as the task's own constant policy writes it, so that it can be read again.
     """
@@ -374,7 +374,7 @@ def withheld(task: Task, case: Case, line: Graded) -> Graded:
 
 
 def _answer_line(task: Task, case: Case, content: str, answer: Any) -> str:
-    if isinstance(answer, Unreadable):  # whatever made it unreadable may quote the narrative
+    if isinstance(answer, Unreadable):  # the text that made it unreadable may quote the narrative
         return ""
     for line in map(str.strip, content.splitlines()):
         if task.parse(transcript_of(Message(role="assistant", content=line))) == answer:

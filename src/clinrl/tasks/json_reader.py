@@ -1,7 +1,7 @@
-"""Files of records as JSON, JSON Lines or CSV: each record as a plain mapping, with the line that it begins on.
+"""Read files of records as JSON, JSON Lines or CSV: each record is a mapping, with the line on which it begins.
 
-What a file holds decides what it is read as, not its name. JSON Lines and CSV are read in a stream; a JSON file is held
-in memory as text and parsed record by record. A name that ends in .gz is decompressed. No fault quotes a value.
+The content of a file decides how it is read, not its name. JSON Lines and CSV are streamed; a JSON file is held in
+memory as text and parsed record by record. A file whose name ends in .gz is decompressed. No error quotes a value.
 """
 
 import json
@@ -12,29 +12,29 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from clinrl.errors import DataError
-from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, Table, open_table, opened, reading
+from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, Table, open_bytes, open_table, reading
 from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
-"""Bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which needs no memory."""
+"""The most bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which is streamed."""
 
 TWICE: Final = object()
-"""Stands for a JSON object that names a field twice: which of the two is meant is not certain."""
+"""Stands for a JSON object that names a field twice: it is uncertain which value is meant."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
 class Records:
-    """A file of JSON whose form is known and whose first record was read: what a `Table` is of CSV."""
+    """A JSON file whose form is known and whose first record was read: the counterpart of a `Table`."""
 
     path: Path
     columns: tuple[str, ...]
-    """Names of fields of the first record."""
+    """Names of the fields of the first record."""
     lines: int
-    """About how many records there are, at least as many."""
+    """An upper bound on the number of records."""
     rows: Callable[[], Iterator[Row]]
-    """Every record, anew each time."""
+    """Yields every record; each call begins anew."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
@@ -46,7 +46,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value; an object that names a field twice is `TWICE`. Raises ValueError, also for one that is too deep."""
+    """A JSON value; an object that names a field twice is `TWICE`. Raises ValueError, also for one nested too deep."""
     try:
         return _DECODER.decode(text)
     except RecursionError:
@@ -54,11 +54,11 @@ def parse_json(text: str) -> Any:
 
 
 def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | Table | None:
-    """The records of a file; None if it has other ones. `wanted` tells by the names of fields whether they are ours.
+    """The records of a file; None if `wanted` is false of the names of their fields.
 
     Raises DataError if the file is missing or damaged.
     """
-    with reading(path), opened(path) as raw:
+    with reading(path), open_bytes(path) as raw:
         first = _without_mark(raw.readline(MAX_ROW_BYTES))
         while first and not first.strip():
             first = raw.readline(MAX_ROW_BYTES)
@@ -84,7 +84,7 @@ def _objects(values: list[Any]) -> bool:
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    with reading(path), opened(path) as raw:
+    with reading(path), open_bytes(path) as raw:
         number = 0
         while line := raw.readline(MAX_ROW_BYTES):
             number += 1
@@ -98,7 +98,7 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _line(line: bytes) -> Any:
-    """The value of a line, or Unclear if it has none."""
+    """The JSON value of a line, or Unclear if the line has none."""
     try:
         return parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -119,7 +119,7 @@ def _skip_line(raw: BinaryIO) -> None:
 
 
 def _count(path: Path) -> int:
-    with reading(path), opened(path) as raw:
+    with reading(path), open_bytes(path) as raw:
         return 1 + sum(block.count(b"\n") for block in iter(lambda: raw.read(1 << 20), b""))
 
 
@@ -133,7 +133,7 @@ def _without_mark(line: bytes) -> bytes:
 
 
 def _survey(path: Path) -> tuple[int, tuple[str, ...], int]:
-    """Where the list of records begins, the names of the first one's fields, and how many there are.
+    """The position of the list of records, the names of the first record's fields, and the number of records.
 
     Raises DataError for broken JSON, wherever it breaks.
     """
@@ -158,7 +158,7 @@ def _elements(path: Path, start: int) -> Iterator[Row]:
 
 
 def _text(path: Path) -> str:
-    with reading(path), opened(path) as raw:
+    with reading(path), open_bytes(path) as raw:
         data = raw.read(MAX_JSON_BYTES + 1)
     if len(data) > MAX_JSON_BYTES:
         raise DataError(
@@ -174,7 +174,7 @@ def _text(path: Path) -> str:
 
 
 def _list_in(path: Path, text: str) -> int:
-    """Where the list of records begins: the text itself, or the one list in an object. Checks the text to its end."""
+    """The position of the list of records: the whole text, or the one list in an object. Checks the text to its end."""
     start = at = _skip(text, 0)
     found = []
     if text[at : at + 1] == "[":
@@ -201,7 +201,7 @@ def _list_in(path: Path, text: str) -> int:
 
 
 def _values(path: Path, text: str, at: int) -> Generator[tuple[int, Any], None, int]:
-    """The values of the list that begins at a place, each with its own; returns where the list ends."""
+    """Yield each value of the list that begins at `at`, with its position; return the end of the list."""
     at = _skip(text, at + 1)
     if text[at : at + 1] == "]":
         return at + 1
@@ -232,7 +232,7 @@ def _decode(path: Path, text: str, at: int) -> tuple[Any, int]:
 
 
 def _expect(path: Path, text: str, at: int, mark: str) -> int:
-    """Past a mark and the white space around it."""
+    """The position after a mark and the white space around it. Raises DataError if the mark is missing."""
     at = _skip(text, at)
     if text[at : at + 1] != mark:
         raise _fault(path, text, at, "is broken JSON")

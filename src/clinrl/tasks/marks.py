@@ -1,8 +1,8 @@
-"""The marks by which chat templates and tokenizers tell turns, tools and thinking apart.
+"""Find the marks by which chat templates and tokenizers tell turns, tools and thinking apart.
 
-A tokenizer reads such a mark as one token of its own wherever it stands. In a text that comes from elsewhere it would
-end a turn or begin another, so no such text may hold one. Importers have no tokenizer, hence the fixed shapes; who has
-one adds its own tokens.
+A tokenizer reads such a mark as one token wherever it occurs. In a text from elsewhere the mark would end a turn or
+begin another, so no such text may hold one. Importers have no tokenizer, hence the fixed shapes; a caller with a
+tokenizer adds its tokens.
 """
 
 import re
@@ -22,8 +22,8 @@ _BEGIN = re.compile(r"[<\[|]")
 
 
 def holds_mark(text: str, added: Iterable[str] = ()) -> bool:
-    """Whether a text holds a mark, or what Unicode calls a compatible form of one; `added` are a tokenizer's own."""
+    """Whether a text holds a mark, or a Unicode compatible form of one; `added` are the marks of a tokenizer."""
     if not text.isascii():
-        # Character by character: of a long run of accents the whole takes time that grows with its square.
+        # Character by character: for a long run of accents, the time of the whole grows with its square.
         text = f"{text}\n{''.join(unicodedata.normalize('NFKC', character) for character in text)}"
     return (_BEGIN.search(text) is not None and _SHAPES.search(text) is not None) or any(own in text for own in added)

@@ -1,7 +1,7 @@
-"""A task behind OpenEnv's server, for trainers elsewhere: what all share, and the environment of a task of one turn.
+"""Serve a task with OpenEnv to external trainers: the shared parts, and the environment of a task of one turn.
 
-The extra `openenv` installs what this module imports. A session plays one case at a time, and nothing is shared.
-Nothing of a case's key goes over the wire, nor its id or seed: by both a reader of this package could work the key out.
+The extra `openenv` installs the imports of this module. A session plays one case at a time; sessions share nothing.
+The server never sends a case's key, nor its id or seed, from which a reader of this package could work the key out.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,34 +28,34 @@ from clinrl.tasks.base import Task, get_task, task_names
 from clinrl.types import Case, Message, Pool, Strict, transcript_of
 
 CASES: Final = 200
-"""How many cases of each seed, pool and mix are served. The last costs a third of a second to draw; a seed nothing."""
+"""The number of cases served of each seed, pool and mix. Drawing the last takes a third of a second; a seed nothing."""
 SESSIONS: Final = 64
-"""How many sessions a server has room for unless it is told otherwise. Each is a thread."""
+"""The default number of sessions that a server has room for. Each is a thread."""
 LIMITS: Final = Limits(body_bytes=64 * 1024, request_s=30.0, idle_s=600.0)
-"""What a client may take. A call has a few hundred bytes and a score is there in milliseconds."""
+"""The limits of a client. A call has a few hundred bytes, and a score takes milliseconds."""
 CLOSED: Final = "closed"
-"""What is answered where nothing can be done any more, or not yet."""
+"""The reply to a call before an episode begins or after it ends."""
 
 
 class Impossible(ValueError):
-    """A reset that asks for what does not exist, or is not open."""
+    """Raised for a reset that asks for something that does not exist, or is not open."""
 
 
 class Start(Strict):
-    """What every reset may ask for. Equal values, equal episodes."""
+    """The options of every reset. Equal values give equal episodes."""
 
     seed: int | None = Field(default=None, ge=0)
-    """None: one drawn by the server, which tells nobody."""
+    """None: the server draws one and does not disclose it."""
     pool: Pool = "train"
     index: int = Field(default=0, ge=0, lt=CASES)
-    """Which of the cases that the data set of this seed, pool and mix holds."""
+    """The position of the case in the data set of this seed, pool and mix."""
 
 
 class MixedStart(Start):
-    """What a reset of a task of one turn may ask for."""
+    """The options of a reset of a task of one turn."""
 
     mix: str | None = None
-    """None: the first of the task's."""
+    """None: the task's first mix."""
 
 
 class Answer(Action):  # type: ignore[misc]  # OpenEnv is an extra
@@ -73,7 +73,7 @@ class TaskObservation(Observation):  # type: ignore[misc]
 
 
 class TaskState(State):  # type: ignore[misc]
-    """How far an episode is."""
+    """The progress of an episode."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class TaskState(State):  # type: ignore[misc]
 
 
 class TaskEnvironment(Environment):  # type: ignore[misc]
-    """One session. Nothing that a model writes raises; a reset that asks for what does not exist does."""
+    """One session. Model text never raises; a reset that asks for something that does not exist does."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     start_type: ClassVar[type[Start]]
@@ -91,26 +91,26 @@ class TaskEnvironment(Environment):  # type: ignore[misc]
     state_type: ClassVar[type[TaskState]]
 
     def __init__(self, task: Task, reward: BaseModel | None = None, *, open_exam: bool = False) -> None:
-        """`reward`: the one that is paid, by default the task's own. `open_exam`: whether the pool `exam` is served.
+        """`reward`: the reward to pay, by default the task's own. `open_exam`: whether the pool `exam` is served.
 
-        Raises ParamsError for a reward that needs other models: no judge is kept here.
+        Raises ParamsError for a reward that needs other models: the server runs no judge.
         """
         super().__init__()
         self._reward: Any = task.Reward() if reward is None else reward
         self._task, self._open_exam = task, open_exam
         if models := task.asks.models(self._reward):
-            raise ParamsError(f"this reward asks {', '.join(models)}, which are not served; choose one that asks none")
+            raise ParamsError(f"this reward needs {', '.join(models)}, which are not served; choose another")
         self._case: Any = None
         self._state: Any = self.state_type()
 
-    def _started(self, seed: int | None, options: Mapping[str, Any]) -> Any:
-        """A reset's options. Raises Impossible for what is no option or no value of one, and for a closed exam."""
+    def _checked_start(self, seed: int | None, options: Mapping[str, Any]) -> Any:
+        """A reset's options. Raises Impossible for an unknown option, a wrong value, and a closed exam."""
         try:
             start = self.start_type.model_validate({"seed": seed, **options})
         except ValidationError as wrong:  # OpenEnv's client would show its title alone
             raise Impossible(_sentence(wrong.errors())) from None
         if start.pool == "exam" and not self._open_exam:
-            raise Impossible("pool: the exam is closed; whoever serves it opens it with --open-exam")
+            raise Impossible("pool: the exam is closed; start the server with --open-exam to open it")
         return start
 
     def _begin(self, case: Case, episode_id: str | None, **state: Any) -> None:
@@ -119,24 +119,24 @@ class TaskEnvironment(Environment):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        """How far the episode is."""
+        """The progress of the episode."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What the server says of itself."""
+        """The server's description of itself."""
         about = (type(self._task).__doc__ or self._task.name).splitlines()[0]
         described = f"{about} Synthetic; research only."
         return EnvironmentMetadata(name=self._task.name, description=described, version=str(self._task.version))
 
 
 class OneTurn(TaskEnvironment):
-    """A session of a task of one turn: a case, an answer, its score by the function that scores an exam."""
+    """A session of a task of one turn: a case, an answer, and its score by the function that scores exams."""
 
     start_type, action_type, observation_type, state_type = MixedStart, Answer, TaskObservation, TaskState
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> TaskObservation:
-        """Start an episode with a case. `options`: as in `MixedStart`. Raises Impossible as `_started` does."""
-        start, mixes = self._started(seed, options), self._task.checks.mixes
+        """Start an episode with a case. `options`: as in `MixedStart`. Raises Impossible as `_checked_start` does."""
+        start, mixes = self._checked_start(seed, options), self._task.checks.mixes
         mix = mixes[0] if start.mix is None else start.mix
         if mix not in mixes:
             raise Impossible(f"mix: {did_you_mean(mix, mixes)}")
@@ -145,7 +145,7 @@ class OneTurn(TaskEnvironment):
         return TaskObservation(text=turns["user"], system=turns.get("system", ""))
 
     def step(self, action: Answer, timeout_s: float | None = None, **_: Any) -> TaskObservation:
-        """Score the answer, which ends the episode. After the end nothing is earned."""
+        """Score the answer, which ends the episode. A later answer earns nothing."""
         if self._state.done:
             return TaskObservation(text=CLOSED, done=True, reward=0.0)
         self._state = self._state.model_copy(update={"step_count": 1, "done": True})
@@ -173,13 +173,13 @@ class TaskClient(EnvClient):  # type: ignore[misc]
 
 
 def draw_case(task: Task, start: Start, mix: str) -> Any:
-    """The case that a reset asks for."""
+    """The case for the options of a reset."""
     seed = randbits(32) if start.seed is None else start.seed
     return next(islice(task.cases(start.index + 1, seed, pool=start.pool, mix=mix), start.index, None))
 
 
 def environment_of(task: Task) -> type[TaskEnvironment]:
-    """What a session of a task is: for one of several turns what its folder has. Raises ParamsError if it has none."""
+    """The environment of a task; a task of several turns has its own. Raises ParamsError if it has none."""
     if task.episodes is None:
         return OneTurn
     place = f"clinrl.tasks.{task.name}.served"
@@ -193,15 +193,15 @@ def application(
     task: Task, reward: BaseModel | None = None, *, sessions: int = SESSIONS, names: Collection[str] = (),
     open_exam: bool = False,
 ) -> Fence:  # fmt: skip
-    """The ASGI application, with room for so many sessions at once. It pays `reward`, by default the task's own.
+    """The ASGI application, with room for `sessions` at once. It pays `reward`, by default the task's own.
 
-    `names`: what it may be called by, beside localhost and its address. Raises ParamsError as the environment does.
+    `names`: its host names, beside localhost and its address. Raises ParamsError as the environment does.
     """
     kind = environment_of(task)
-    opened = partial(kind, task, reward, open_exam=open_exam)
-    opened()  # what is refused is refused now, and not to the first client
+    new_session = partial(kind, task, reward, open_exam=open_exam)
+    new_session()  # refuses a reward now, and not at the first client's call
     app = create_fastapi_app(
-        opened,
+        new_session,
         kind.action_type,
         kind.observation_type,
         concurrency_config=ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=LIMITS.idle_s),
@@ -210,19 +210,19 @@ def application(
         mode="simulation",
     )
     for error in (Impossible, RequestValidationError, HTTPException):
-        app.add_exception_handler(error, _in_a_sentence)
+        app.add_exception_handler(error, _error_response)
     return Fence(app, names=names, limits=LIMITS)
 
 
 def __getattr__(name: str) -> Fence:
-    """The application of the task of this name: what a manifest names."""
+    """The application of the task of this name: OpenEnv's manifests refer to it."""
     if name not in task_names():
         raise AttributeError(name)
     return application(get_task(name))
 
 
-async def _in_a_sentence(_: Request, error: Exception) -> JSONResponse:
-    """What was wrong with a request, without a traceback and without the request in it."""
+async def _error_response(_: Request, error: Exception) -> JSONResponse:
+    """The fault of a request in a sentence, without a traceback and without the request's content."""
     if isinstance(error, HTTPException):
         detail = error.detail
         return refusal_response(error.status_code, detail if isinstance(detail, str) else _sentence(detail))
@@ -230,6 +230,6 @@ async def _in_a_sentence(_: Request, error: Exception) -> JSONResponse:
 
 
 def _sentence(errors: Collection[Any]) -> str:
-    """What pydantic found, without the input, which may be long."""
+    """The first errors that pydantic found, without the input, which may be long."""
     named = (f"{'.'.join(map(str, one['loc']))[:80] or 'message'}: {one['msg'][:200]}" for one in errors)
     return "; ".join(islice(named, 5))

@@ -1,6 +1,6 @@
-"""What a task may have beside its twelve members: measures, checks, reporting, episodes, judges and others.
+"""The parts that a task may have beside its twelve members: measures, checks, reporting, episodes, judges and others.
 
-Every part has a default that works, so that a task names only what it does differently.
+Every part has a default that works, so that a task names only its differences.
 """
 
 import math
@@ -34,12 +34,12 @@ NO_PARSE = Share(of=lambda gold, answer: isinstance(answer, Unreadable), worse="
 
 
 def recall(label: Any) -> Share:
-    """Among cases of one gold label (the denominator), the answer is that label."""
+    """The share of the cases of one gold label (the denominator) that are answered with that label."""
     return Share(of=lambda gold, answer: answer == label if gold == label else None, worse="lower")
 
 
 def by_steps(rank: Callable[[Any], int], holds: Callable[[int], bool], worse: str) -> Share:
-    """Share of all cases whose answer is so many steps above gold; an unreadable one is at no step."""
+    """The share of all cases for which `holds` is true of the answer's steps above gold; false of an unreadable one."""
     return Share(
         of=lambda gold, answer: not isinstance(answer, Unreadable) and holds(rank(answer) - rank(gold)), worse=worse
     )
@@ -47,60 +47,60 @@ def by_steps(rank: Callable[[Any], int], holds: Callable[[int], bool], worse: st
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A metric of all cases at once, counted by label and answer; its interval is a seeded bootstrap over cases."""
+    """A metric of the counts of all cases by label and answer; its interval is a seeded bootstrap over cases."""
 
     of: Callable[[Counts], float]
     worse: str
     readable_only: bool = True
-    """False: `of` is given the unreadable answers too, and counts them, as errors where it counts errors."""
+    """False: `of` gets the unreadable answers too, and counts them as errors where it counts errors."""
 
     def value(self, counts: Counts) -> float:
-        """The metric of these cases; NaN where it is undefined, as it is without a case that it counts."""
+        """The metric of these counts; NaN where it is undefined, such as without a case to count."""
         if self.readable_only:
             counts = {pair: n for pair, n in counts.items() if not isinstance(pair[1], Unreadable)}
         return self.of(counts) if counts else math.nan
 
 
 def verdicts(metrics: Mapping[str, Share | Statistic], gold: Any, answer: Any) -> dict[str, float]:
-    """Whether each share counts an answer, as 0 or 1; without those in whose denominator its case is not."""
+    """For each share, 1 if it counts an answer and 0 if not; without shares whose denominator lacks the case."""
     found = {name: share.of(gold, answer) for name, share in metrics.items() if isinstance(share, Share)}
     return {name: float(counts) for name, counts in found.items() if counts is not None}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a reward or a measure sends to a model: equal requests have one response."""
+    """A text that a reward or a measure sends to a model: equal requests have one response."""
 
     model: Literal["encoder", "judge", "second_judge"]
     text: str
-    """What is embedded, or the whole prompt of a judge."""
+    """The text to embed, or the whole prompt of a judge."""
 
 
 Responses = Mapping[Request, Any]
-"""What the models returned: a float32 unit vector of the encoder, the very text that a judge wrote."""
+"""The responses of the models: a float32 unit vector from the encoder, the unchanged text from a judge."""
 
 NO_RESPONSES: Responses = MappingProxyType({})
 
 
 def no_requests(case: Case, transcript: Transcript) -> Sequence[Request]:
-    """For a measure that needs no model."""
+    """The requests of a measure that needs no model: none."""
     return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """A mean over cases of something that is measured on the whole transcript, not on the answer alone."""
+    """A mean over cases of a measure of the whole transcript, not of the answer alone."""
 
     of: Callable[[Any, Transcript, Responses], float | None]
     """In [0, 1], or from 0 on if `counts`; None for a case outside the denominator."""
     worse: str
     """Which direction is worse: "higher" or "lower"."""
     requests: Callable[[Any, Transcript], Sequence[Request]] = no_requests
-    """What `of` needs the responses to."""
+    """The requests whose responses `of` needs."""
     counts: bool = False
-    """It is a number of things, not a share of them."""
+    """The measure is a number of things, not a share of them."""
     says: str = ""
-    """What it is, in a few words, for a headline."""
+    """The measure in a few words, for a headline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,55 +131,56 @@ class Checks:
     editions: tuple[str, ...] = ()
     """Editions of the guideline that a data set may be labelled by; empty: there is one."""
     readers: tuple[str, ...] = ()
-    """Policies beside `mediocre` that decide by what the case says: rows to beat, but not lazy."""
+    """Names of policies beside `mediocre` that read the case: rows to beat, but not lazy policies."""
     text: str = "text"
-    """The column of `Task.row` that holds what the model reads about a case."""
+    """The column of `Task.row` that holds the text that the model reads about a case."""
     share: str = "share"
-    """What the columns of the labels' shares begin with: `<share>_<label>`."""
+    """The prefix of the columns with the labels' shares: `<share>_<label>`."""
     expectations: Sequence[Expect] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """What reports, tables and gates show, in order. What is left empty shows all that there is."""
+    """The measures that reports, tables and gates show, in order. An empty field shows all of them."""
 
     headline: tuple[str, ...] = ()
-    """A summary: names of metrics and qualities, and `no_parse` and `clipped`."""
+    """In a summary: names of metrics and qualities, and `no_parse` and `clipped`."""
     row_metrics: tuple[str, ...] = ()
-    """A row of the comparison table: names of metrics."""
+    """In a row of the comparison table: names of metrics."""
     approval: tuple[str, ...] = ()
-    """What a person sees who is asked to approve a version: shares among the metrics, `exact` first."""
+    """In a request to approve a version: shares among the metrics, `exact` first."""
     external: tuple[str, ...] = ()
-    """A report on an exam from elsewhere: metrics, and `no_parse`."""
+    """In a report on an external exam: metrics, and `no_parse`."""
     slice_measures: tuple[str, ...] = ()
-    """What each slice shows: metrics, and qualities that need no model."""
+    """In each slice: metrics, and qualities that need no model."""
     qualities: Mapping[str, Quality] = field(default_factory=dict)
     """Measures of whole transcripts, reported beside the metrics; no name is in both."""
     slices: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
-    """What cases are grouped by. `rule`, where there is one, is the rule that decided the gold label."""
+    """By the name of a slice, the group of a case. `rule`, if present, is the rule that decided the gold label."""
     variants: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """Other ways to show a case, by name: the case with other `facts`, and the reasons that then are gold, but the same
-    id, group and label; or None where it has no such variant. The case as it is, `given`, is never among them."""
+    """Other ways to show a case, by name. Each returns the case with other `facts`, and the reasons that are then gold,
+    but the same id, group and label; or None if the case has no such variant. `given`, the case as it is, is never
+    among them."""
     clauses: Callable[[Any], Sequence[str]] | None = None
-    """The clauses of what a case shows, numbers masked: reports say which share of an exam's stands in each corpus that
-    the model learned from. None: reports do not say it."""
+    """The clauses of a case's text, with numbers masked. Reports give the share of an exam's clauses that each corpus
+    of the model's training contains. None: reports omit it."""
     readings: Callable[[str], Mapping[str, float]] = lambda text: {}
-    """The numbers that a case's text gives, by name, such as what was measured: what is watched while it is served."""
+    """The numbers in a case's text, by name, such as measurements; they are watched while a model is served."""
     cluster: Callable[[Any], str] | None = None
-    """What cases have in common that makes their answers alike, for intervals; None: each case is by itself."""
+    """The cluster of a case, for intervals: answers within one are alike. None: each case is its own cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """What a case of several turns is played in."""
+    """The environment in which a case of several turns is played."""
 
     environment: Callable[[], Any]
-    """A plain class without arguments. Its `reset(case)` takes a case, or its JSON, and keeps the facts alone; its
-    other public methods are the tools."""
+    """A plain class without arguments. `reset(case)` takes a case, or its JSON, and keeps the facts alone; the other
+    public methods are the tools."""
     turns: int
     """The most turns that the model may take, 1 or more."""
     parts: Callable[[Any, Any], Mapping[str, tuple[Any, Any]]]
-    """By what each decision of an episode is about: right and given label, each one of `labels`."""
+    """The gold and the given label of each decision of an episode, by the decision's name; each is one of `labels`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,38 +188,38 @@ class Judged:
     """A reward that needs other models: a sentence encoder, or judges that write a verdict."""
 
     models: Callable[[Any], tuple[str, ...]]
-    """The models, of those that a `Request` names, that a reward needs: part of what a training follows from."""
+    """The models, among those that a `Request` names, that a reward needs; they are inputs of a training."""
     requests: Callable[[Any, Transcript, Any], Sequence[Request]]
-    """What `score` needs about a transcript under a reward. Pure."""
+    """The requests that `score` needs for a transcript under a reward. Pure."""
     score: Callable[[Any, Transcript, Any, Responses], Score]
-    """`Task.score`, where the responses to `requests` are known, and those to other requests too."""
+    """`Task.score`, given the responses to `requests`; responses to other requests may be among them."""
     lessons: Callable[[str, int, int], Iterator[tuple[str, str]]] = lambda judge, n, seed: iter(())
-    """`n` pairs of a prompt to a judge and the right reply: what an embedded judge learns."""
+    """`n` pairs of a prompt to a judge and the right reply, to train an embedded judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Improvement:
-    """What error analysis weighs errors by, and how the next version is made of what it finds."""
+    """The costs by which error analysis weighs errors, and how its findings change the next version."""
 
     triggers: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
-    """Findings that a reader may miss, as the text shows them, by the name of their rule."""
+    """By the name of a rule: whether a case's text shows the finding, which a reader may miss."""
     refine: Callable[[Any, Sequence[str]], Any] = lambda reward, rules: reward
-    """The reward with a term more for each of these missed rules that it can have one for.
+    """The reward with one more term for each of these missed rules for which a term exists.
 
-    What it pays otherwise, and that silence is the worst outcome, stays as it is or becomes so. The same reward if
-    none of the rules has a term, or each has it already."""
+    The other terms stay as they are, and silence stays or becomes the worst outcome. The same reward if no rule has a
+    term, or the reward has them all."""
     cost: Callable[[Any, Any], float] = lambda gold, answer: float(gold != answer)
-    """What an answer would cost, 0 for the gold label and above 0 for any other, unreadable included."""
+    """The cost of an answer: 0 for the gold label and above 0 for any other, unreadable included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Safety:
-    """What a release must limit, and the columns by which a served model is asked and answers."""
+    """The errors that a release must limit, and the column of a served model's answer."""
 
     metric: str = ""
-    """The metric whose limit every gate has; empty: the first whose higher values are worse, else the first."""
+    """The metric that every gate must limit; empty: the first whose higher values are worse, else the first."""
     errors: str = ""
-    """What such errors are called; empty: as the metric is."""
+    """The plural noun for such errors; empty: the metric's name."""
     answer: str = "label"
     """The column of a served model's answer."""
 
@@ -230,23 +231,23 @@ class Ordered:
     answers: tuple[Any, ...]
     """The labels, the most cautious first; written as text, none begins with another."""
     prefix: str
-    """What stands before the answer on the last line of a turn of the form that is asked for."""
+    """The text before the answer on the last line of a turn that has the requested form."""
     under: str
-    """The share among the metrics of answers that are less cautious than gold."""
+    """The metric that is the share of answers that are less cautious than gold."""
     over: str
-    """The share of those that are more cautious."""
+    """The metric that is the share of answers that are more cautious than gold."""
 
 
 class PublishedRow(Strict):
-    """What somebody published about a system on an exam of their own."""
+    """One published result of a system on an external exam."""
 
     name: str
     hits: Mapping[str, int]
-    """Share of the task's metrics to the count of cases that it holds for."""
+    """For each share among the task's metrics: the number of cases that it counts."""
     statistics: Mapping[str, float] = {}
-    """Statistic of the task's metrics to its published value."""
+    """For each statistic among the task's metrics: its published value."""
     source: str
-    """Where the numbers come from, and how they were read."""
+    """The source of the numbers, and how they were read."""
 
 
 class Published(Strict):
@@ -254,29 +255,29 @@ class Published(Strict):
 
     exam: str
     labels: Mapping[Any, int]
-    """How many of its cases have each gold label."""
+    """The number of the exam's cases by gold label."""
     rows: Sequence[PublishedRow]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """How somebody else evaluated this task, what they reached, and what an exam of it is judged by here."""
+    """How others evaluated this task, the scores that they published, and how an exam of it is judged here."""
 
     mix: str
-    """The mix that their episodes are drawn from."""
+    """The mix from which the others drew their episodes."""
     by: str
     """The slice whose values are reported one by one."""
     levels: tuple[str, ...]
-    """Its values, the easiest first."""
+    """The values of that slice, the easiest first."""
     theirs: BaseModel
-    """The reward that they scored with."""
+    """The reward that the others scored with."""
     ours: BaseModel
-    """The reward that stands beside it."""
+    """The reward of this project, shown beside theirs."""
     quality: str
     """The quality that an exam is judged by; it needs no model."""
     statistic: str
-    """A statistic of the task that is shown beside it."""
+    """A statistic of the task that is shown beside the quality."""
     printed: Mapping[str, Mapping[str, float]]
-    """Who they examined to the score that they printed, by level."""
+    """By evaluated model: the score that the others printed for each level."""
     source: str
-    """Where the figures come from, and why they are not comparable."""
+    """The source of the figures, and why they are not comparable."""

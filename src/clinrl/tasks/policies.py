@@ -1,4 +1,4 @@
-"""Ways to answer without reading, and a mediocre reader: what every reward must put below a real one."""
+"""Policies that answer without reading, and a mediocre reader: every reward must pay a real reader more."""
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -10,7 +10,7 @@ from clinrl.types import Message, Stop, Transcript
 Policy = Callable[[Any, Random], Transcript]
 
 RIGHT = 0.6
-"""The share of cases that the mediocre reader answers rightly."""
+"""The share of cases that the mediocre reader answers correctly."""
 NO_PRIORS: Mapping[str, Mapping[Any, float]] = MappingProxyType({})
 
 
@@ -29,10 +29,10 @@ def lazy_policies(
     truncated: Transcript | None = None,
     near: Callable[[Any], Sequence[Any]] | None = None,
 ) -> dict[str, Policy]:
-    """A constant for each label, guesses, a hedge, silence, an answer cut off, and "mediocre", by name.
+    """Policies by name: a constant for each label, guesses, a hedge, silence, an answer cut off, and "mediocre".
 
     `write` gives the text of an answer, `gold` the label of a case, `priors` label weights by the name of their mix,
-    and `near` the labels that the mediocre reader takes a label for, by default all others.
+    and `near` the labels with which the mediocre reader confuses a label, by default all others.
     """
 
     def always(label: Any) -> Policy:

@@ -8,7 +8,7 @@ from clinrl.errors import DataError
 from clinrl.tasks.base import FORM, Task
 from clinrl.tasks.csv_reader import open_table
 from clinrl.tasks.esi import answer, metrics, mietic, mimic, rewards, triggers
-from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of, retold
+from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of, reworded
 from clinrl.tasks.esi.complaints import HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
 from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
@@ -23,7 +23,7 @@ from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable, last_turn
 
 AGE_BANDS = (("under 1", 1), ("1-4", 5), ("5-11", 12), ("12-17", 18), ("18-64", 65), ("65 and over", float("inf")))
-"""Name and upper edge, excluded, in years."""
+"""The name and the upper edge, excluded, of each age band, in years."""
 
 
 def age_band(years: float | None) -> str:
@@ -32,12 +32,12 @@ def age_band(years: float | None) -> str:
 
 
 def _patient(case: EsiCase) -> Presentation | ImportedKey:
-    """What was found out about the patient, under the same names for drawn and imported cases."""
+    """The record of the patient, with the same field names for drawn and imported cases."""
     return case.key if isinstance(case.key, ImportedKey) else case.key.presentation
 
 
-def _labelled_alike(case: EsiCase) -> str:
-    """Whether the handbook's edition matters to a case."""
+def _edition_effect(case: EsiCase) -> str:
+    """Whether the handbook's edition changes the level of a case."""
     if isinstance(case.key, ImportedKey):
         return "unknown"
     levels = {decide(case.key.presentation, edition=edition).level for edition in EDITIONS}
@@ -45,7 +45,7 @@ def _labelled_alike(case: EsiCase) -> str:
 
 
 def _family(case: EsiCase) -> str:
-    """Whether training data has the complaint."""
+    """Whether training data has the complaint of a case."""
     return "complaint not in training" if case.group.split("/")[0] in HELD_OUT else "complaint in training"
 
 
@@ -58,7 +58,7 @@ POLICIES = lazy_policies(
     truncated=write_answer("EXTRACTION:\n- Chief complaint: ", stop="max_tokens"),
     near=lambda level: [near for near in (level - 1, level + 1) if near in LEVELS],
 )
-"""Ways to answer without reading, and the mediocre reader."""
+"""Policies that answer without reading, and the mediocre reader."""
 
 
 _RESOURCE_RULES = ("resources_none", "resources_one", "resources_many")
@@ -99,11 +99,11 @@ class Esi(Task):
             "age": lambda case: age_band(_patient(case).age_years),
             "boundary": lambda case: case.key.boundary or "none",
             "family": _family,
-            "edition": _labelled_alike,
+            "edition": _edition_effect,
         },
         variants={
-            "words_of_training": lambda case: retold(case, "training"),
-            "words_never_read": lambda case: retold(case, "unseen"),
+            "words_of_training": lambda case: reworded(case, "training"),
+            "words_never_read": lambda case: reworded(case, "unseen"),
         },
         clauses=lambda case: clauses(case.facts.narrative),
         readings=readings,
@@ -162,7 +162,7 @@ class Esi(Task):
         return answer.parse(last_turn(transcript).content)
 
     def omittable(self, case: EsiCase) -> tuple[str, ...]:
-        """The rule whose omission changes this case's label, if there is one: where a reader's gap shows."""
+        """The rule whose omission changes this case's label, if there is one: the case reveals a reader without it."""
         if isinstance(case.key, ImportedKey):
             return ()
         rule = case.key.rule
@@ -171,7 +171,7 @@ class Esi(Task):
         return (rule,) if changed else ()
 
     def relabel(self, case: EsiCase) -> int:
-        """The level that the rules give the latent facts now. An imported level is a person's and stays."""
+        """The level that the rules now give the latent facts. An imported level is a person's judgement and stays."""
         key = case.key
         return key.level if isinstance(key, ImportedKey) else decide(key.presentation, edition=key.edition).level
 
@@ -196,7 +196,7 @@ class Esi(Task):
         }
 
     def recognise(self, path: Path) -> Source:
-        """The source at a path: what is there decides, not what it is called. Raises DataError for anything else."""
+        """The source at a path, by its content and not by its name. Raises DataError for anything else."""
         if not path.exists():
             raise DataError(f"{path} does not exist; {EXPECTED}")
         if path.is_dir():

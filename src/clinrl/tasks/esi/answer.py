@@ -1,12 +1,12 @@
-"""Reads the one level that a turn commits to. Strict on purpose: a lenient reader is what a policy learns to exploit.
+"""Read the one level that a turn commits to. Strict on purpose: a policy learns to exploit a lenient reader.
 
 The contract is a line of its own, `ANSWER: ESI n` with n in 1 to 5. Letter case, spaces and tabs between the parts, any
 white space at the ends of the line and before one closing period, and markdown asterisks are tolerated; nothing else
 is: no word or roman numeral for n, no hyphen, no range, no digit or colon outside of ASCII, no bullet. A line that
-starts with `ANSWER:` and says anything beyond a level is an answer that hedges, not one that is missing, so no other
-line heals it, be it clean, earlier or later. Whether a line starts so is asked leniently: white space, list marks and
-whatever else is no letter are passed over, and compatible forms of letters, such as full-width ones, count as these.
-Other lines claim nothing, even if they speak of an answer.
+starts with `ANSWER:` and says anything beyond a level is a hedged answer, not a missing one, so no other line, be it
+clean, earlier or later, repairs it. The start of a line is matched leniently: white space, list marks and all other
+characters but letters are skipped, and compatible forms of letters, such as full-width ones, count as plain letters.
+Other lines claim nothing, even if they mention an answer.
 """
 
 import re
@@ -21,7 +21,7 @@ OUT_OF_RANGE: Final = "out_of_range"
 HEDGED: Final = "hedged"
 CONTRADICTORY: Final = "contradictory"
 REASONS: Final = (EMPTY, NO_ANSWER_LINE, OUT_OF_RANGE, HEDGED, CONTRADICTORY)
-"""Every reason that `parse` gives, the worst named first when a turn earns several: see `parse`."""
+"""Every reason that `parse` gives, in no order; for a turn with several, `parse` has an order of precedence."""
 
 # Each pattern is matched once, from the start of a text. Neighbouring parts share no character, so there is nothing to
 # back-track into.
@@ -57,7 +57,7 @@ def parse(content: str) -> int | Unreadable:
 
 
 def _claim(line: str) -> int | str | None:
-    """What one line claims: a level, a reason why it is none, or None for a line that is no answer."""
+    """The claim of one line: a level, a reason why it is none, or None for a line that is no answer."""
     text = line.replace("*", "").strip()
     level = _CONTRACT.match(text)
     if level is not None and text[level.end() :].strip() in ("", "."):

@@ -1,9 +1,9 @@
 """Synthetic triage cases: latent facts first, then the label by the rules, then the words (`narrative`).
 
 The label never comes from text. A case is drawn from a template: complaint × target rule × frame (opening and order of
-sentences). The hash of the template's name gives its pool for good, so paraphrases of one template never cross from
-training into an exam. Neither do words: training data has its own, and exams are written in words that the base alone
-has read. The same patients are drawn whatever the handbook's edition, which labels them.
+sentences). The hash of the template's name fixes its pool, so paraphrases of one template never cross from training
+into an exam. Neither do words: training data has its own, and exams are written in words that the base alone has read.
+The handbook's edition changes the labels of the patients, but not which patients are drawn.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,26 +43,26 @@ from clinrl.types import Case, Pool, Strict
 
 
 class EsiFacts(Strict):
-    """What the model may see."""
+    """The part of a case that the model may see."""
 
     narrative: str = Field(min_length=1, max_length=4000)
 
 
 class EsiKey(Strict):
-    """What only the scorer may see."""
+    """The part of a drawn case that only the scorer may see."""
 
     presentation: Presentation
     edition: Edition
-    """Of the handbook by which the case is labelled."""
+    """The edition of the handbook by which the case is labelled."""
     denied: tuple[Finding, ...]
-    """What the note says that the patient does not have."""
+    """Findings that, by the note, the patient does not have."""
     seed: int
-    """Of the wording: with the template and the facts, it gives the note in anybody's words (`retold`)."""
+    """The seed of the wording: with the template and the facts, it gives the note in any vocabulary (`reworded`)."""
     level: int = Field(ge=1, le=5)
     rule: str
     """The rule that decided, or `resources_none`, `resources_one`, `resources_many`."""
     boundary: str = Field(pattern=r"^([1-4]\|[2-5])?$")
-    """The neighbouring level that one changed fact would give, as "2|3"; empty when there is none next door."""
+    """Two neighbouring levels, as "2|3", that one changed fact separates; empty if there are none."""
     ambiguous: bool
 
 
@@ -81,23 +81,23 @@ class _Shares(Strict):
 
 _SHARES = read_table(__file__, _Shares)
 MIXES = _SHARES.mixes
-"""Class shares by level."""
+"""For each mix, the share of each level."""
 CELLS = _SHARES.cells
-"""What decides within each level by the fifth edition, with weights."""
+"""For each level, the weights of the rules that decide for it by the fifth edition."""
 RULE_FINDINGS = _SHARES.rule_findings
-"""The findings that a rule needs one of, where it is not the rule's own id."""
+"""The findings of which a rule needs one. Any other rule needs the finding of its own id, or none."""
 
 READERS: Mapping[Pool, Readers] = {"base": "base", "train": "training", "mine": "base_only", "exam": "base_only"}
-"""Whose words the notes of a pool are written in."""
+"""The vocabulary in which the notes of a pool are written."""
 
 DECIDED_AT_A_OR_B: frozenset[str] = frozenset(rule.id for rule in RULES)
-"""Cells that a rule of point A or B decides, so that any pain score leaves them where they are."""
+"""Cells that a rule of point A or B decides, so that no pain score changes their level."""
 
 EVERYBODY: tuple[Finding, ...] = (
     "unresponsive", "hypoperfusion", "major_bleeding", "intubated", "chest_tube", "central_line", "distress", "seizing",
     "slow_breathing",
 )  # fmt: skip
-"""Findings that any patient whose complaint is not minor may have, and anybody deny."""
+"""Findings that any patient whose complaint is not minor may have, and that any patient may deny."""
 
 DENIED_FOR_THE_SILENT: tuple[Finding, ...] = (
     "chest_tube", "central_line", "major_bleeding", "open_fracture", "penetrating",
@@ -105,7 +105,7 @@ DENIED_FOR_THE_SILENT: tuple[Finding, ...] = (
 
 
 def pool_of(group: str) -> Pool:
-    """The pool of a template, by the hash of its name: the same for any seed, data set and machine.
+    """The pool of a template, from the hash of its name: the same for any seed, data set and machine.
 
     The group of an imported case names its pool.
     """
@@ -127,13 +127,13 @@ def cases(
     emphasis: Mapping[str, float] = MappingProxyType({}),
     edition: str = "",
 ) -> Iterator[EsiCase]:
-    """`n` distinct cases of a pool. Ambiguous cases occur in the base and training pools only, flagged.
+    """Yield `n` distinct cases of a pool. Ambiguous cases occur in the base and training pools only, flagged.
 
-    `emphasis` multiplies how often a rule decides, within its level and hence for the level too. `edition` labels the
-    cases; by default that is v5, and either by chance in the base pool, as a base has read both.
+    `emphasis` multiplies the weight of a rule within its level, and hence the level's weight too. `edition` labels the
+    cases: by default v5, but in the base pool either one by chance, since a base has read both.
 
-    Memory: one 8-byte entry a case would grow with n, so distinctness rests on the draw: vital signs, age and wording
-    give a template more than a billion texts, and validation refuses the data set that repeats one all the same.
+    No set of earlier cases is kept, since it would grow with n. Distinctness rests on the draw: vital signs, age and
+    wording give a template more than a billion texts, and validation refuses a data set that still repeats one.
     """
     rng = Random(f"esi-cases/{pool}/{mix}/{seed}")
     cells = {level: {cell: w * emphasis.get(cell, 1.0) for cell, w in CELLS[level].items()} for level in CELLS}
@@ -145,11 +145,11 @@ def cases(
         yield case
 
 
-@lru_cache(maxsize=2**12)  # an exam is read in these words for its answers, its parent's and its slices
-def retold(case: EsiCase, readers: Readers) -> EsiCase | None:
+@lru_cache(maxsize=2**12)  # asked for again by an exam's answers, its parent's and its slices
+def reworded(case: EsiCase, readers: Readers) -> EsiCase | None:
     """The same patient in other words, with the same id and label.
 
-    None for an imported case, and for one that is told in these words already.
+    None for an imported case, and for one that already has these words.
     """
     if isinstance(case.key, ImportedKey):
         return None
@@ -260,7 +260,7 @@ def _age(rng: Random, complaint: Complaint, cell: str) -> float:
 
 
 def _findings(rng: Random, complaint: Complaint, cell: str) -> set[Finding]:
-    """The finding that the cell needs, if any; a done intervention may come with what it was done for."""
+    """The finding that the cell needs, if any; a done intervention may come with a finding that was its reason."""
     findings: set[Finding] = set()
     if cell in RULE_FINDINGS:
         possible = {*complaint.flags, *EVERYBODY, "arrest"}
@@ -291,9 +291,9 @@ def _denied(rng: Random, complaint: Complaint, findings: set[Finding], pain: int
 
 
 def _pain(rng: Random, complaint: Complaint, cell: str) -> int | None:
-    """A score that decides only if the cell is severe pain.
+    """A pain score that decides the level only if the cell is severe pain.
 
-    Isolated limb pain decides nothing at any score, and a high one of somebody who looks at ease neither.
+    Isolated limb pain decides nothing at any score, nor does the high score of a patient who looks at ease.
     """
     if cell == "severe_pain":
         return rng.randint(7, 10)
@@ -307,7 +307,7 @@ def _pain(rng: Random, complaint: Complaint, cell: str) -> int | None:
 def _resources(rng: Random, complaint: Complaint, cell: str) -> tuple[Resource, ...]:
     """Distinct resource types, sorted: as many as a C cell asks for.
 
-    For other cells any number, and one often, so that missing the rule shows.
+    For other cells any number, often one, so that a reader who misses the rule gives another level.
     """
     if cell in ("resources_none", "cardiac_arrest"):
         return ()
@@ -332,9 +332,9 @@ def _resources(rng: Random, complaint: Complaint, cell: str) -> tuple[Resource, 
 
 
 def _boundary(p: Presentation, decision: Decision, denied: tuple[Finding, ...], edition: Edition) -> str:
-    """The nearest neighbouring level that one changed fact would give.
+    """The level and a neighbouring one that one changed fact would give, as "2|3"; empty if there is none.
 
-    The fact is the deciding rule gone, a denied finding true, or one resource more or less.
+    The change removes the deciding rule, makes a denied finding true, or adds or removes one resource.
     """
     if decision.point != "C":
         other = decide(p, edition=edition, omit=frozenset({decision.rule})).level

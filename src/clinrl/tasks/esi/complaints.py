@@ -1,4 +1,4 @@
-"""The complaints of the synthetic triage desk: who comes with one, what it may carry, and what it usually needs."""
+"""The complaints of the synthetic triage desk: their patients, possible findings and usual resources."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -20,7 +20,7 @@ class Complaint(Strict):
     """In years, both included."""
     sex: Sex | None = None
     minor: bool = False
-    """Nobody who is about to die comes with it."""
+    """It never comes with level 1, danger-zone vital signs, hypotension or an extreme temperature."""
 
 
 class _Desk(Strict):
@@ -32,6 +32,6 @@ class _Desk(Strict):
 _DESK: Final = read_table(__file__, _Desk)
 COMPLAINTS: Final = _DESK.complaints
 HELD_OUT: Final = _DESK.held_out
-"""Complaints of no training data: the base alone has met them."""
+"""Complaints that no training data has: the base alone has read them."""
 FINDING_SAYS: Final = _DESK.findings
-"""What the extraction calls a finding. Its wordings are `findings/<id>/yes` and `findings/<id>/no`."""
+"""The name of a finding in the extraction. Its wordings are `findings/<id>/yes` and `findings/<id>/no`."""

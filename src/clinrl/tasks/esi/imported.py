@@ -1,4 +1,4 @@
-"""Imported triage cases: what is known of them. The level is a nurse's or an expert's judgement."""
+"""The key of imported triage cases. Their level is a nurse's or an expert's judgement."""
 
 import re
 from typing import Final, Literal
@@ -10,7 +10,7 @@ from clinrl.tasks.importing import Unclear, check_text, finds
 from clinrl.types import Strict
 
 RULE: Final = "imported"
-"""What stands for the deciding rule of a case whose level no rule of ours gave."""
+"""Stands for the deciding rule of a case whose level no rule of this project gave."""
 
 _SCALE = r"(?:e\.?s\.?i|emergency\W{1,3}severity\W{1,3}index)"
 _WORD = r"(?:one|two|three|four|five)"
@@ -20,7 +20,7 @@ _DIGIT = (
     r"|time|x|l|lit(?:er|re)|mg|mcg|g|ml|cm|mm|m|ft|puff|dose|tab|tablet|unit|bag|episode|patient|person|people"
     r")s?\b)"
 )
-"""A digit that counts nothing and is no time, age, dose or fraction but one of five."""
+"""A digit that counts nothing and is no time, age, dose or fraction, except a fraction of five."""
 _GRADE = r"(?:level|score|category|class|code|priority|acuity|rating|grade|number|no\.?)"
 _JOIN = (
     r"(?:(?:of|is|it|was|has|been|be|as|at|to|by|an?|the|assigned|given|gave|set|made|placed|rated|scored|determined|deemed"
@@ -39,17 +39,17 @@ NAMES_A_LEVEL: Final = (
     rf"|(?<!visual )\b(?:acuity|triage)\s?[:=]\s?(?:{_WORD}|{_ROMAN})\b"
     rf"|\btriaged (?:as )?(?:an? )?(?:{_DIGIT})\b|\btriaged as (?:an? )?(?:{_WORD}|{_ROMAN})\b"
 )
-"""Text that gives the answer away."""
+"""A pattern of text that gives the answer away."""
 
 _NAMES_A_LEVEL = re.compile(NAMES_A_LEVEL)
 
 
 class ImportedKey(Strict):
-    """What only the scorer may see of an imported case. None: not measured, or not told apart from the text."""
+    """The part of an imported case that only the scorer may see. None: not measured, or recorded in the text alone."""
 
     source: Literal["mietic-validation", "mietic", "mimic-iv-ed"]
     level: int = Field(ge=1, le=5)
-    """As the nurse or the experts gave it."""
+    """The level that the nurse or the experts gave."""
     rule: Literal["imported"] = RULE
     boundary: Literal[""] = ""
     ambiguous: Literal[False] = False
@@ -66,7 +66,7 @@ class ImportedKey(Strict):
 
 
 def check(text: str, column: str) -> None:
-    """Refuse text that no prompt may hold: empty, too long, with an identifier, or with its own answer."""
+    """Raise Unclear for text that no prompt may hold: as in `check_text`, or with its own answer."""
     check_text(text, column)
     if finds(_NAMES_A_LEVEL, text):
         raise Unclear(column, "names a level")

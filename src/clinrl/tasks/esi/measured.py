@@ -1,6 +1,6 @@
-"""Cells of triage records as values: what is certain is read, what is not is refused with a reason that quotes nothing.
+"""Read the cells of triage records as values; refuse uncertain cells with a reason that quotes nothing.
 
-None means not measured. Every reader raises `Unclear`, naming the column.
+None means not measured. Every reader raises `Unclear` with the name of the column.
 """
 
 import math
@@ -21,17 +21,17 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "temp_c": (28, 43),
     "pain": (0, 10),
 }
-"""What a living patient's values lie within, ends included: the bounds of expectations and of imports."""
+"""The limits of a living patient's values, ends included: the bounds of expectations and of imports."""
 
 MIN_PULSE_PRESSURE_MMHG: Final = 5
-"""What the systolic pressure is above the diastolic, at least."""
+"""The least difference of the systolic and the diastolic pressure."""
 
 CELSIUS: Final = (25.0, 44.0)
 FAHRENHEIT: Final = (77.0, 111.2)
-"""Temperatures that can be told apart by their number alone: the same range in both units. In between is neither."""
+"""The same range of temperatures in both units. The number alone gives the unit; numbers in between are refused."""
 
 BLANK: Final = frozenset({"", "na", "n/a", "nan", "none", "null", "<na>"})
-"""Cells of something that nobody measured, in lower case."""
+"""The cells of values that were not measured, in lower case."""
 
 NOT_ASSESSED: Final = frozenset(
     {
@@ -40,7 +40,7 @@ NOT_ASSESSED: Final = frozenset(
         "unresponsive", "uta", "uto",
     }
 )  # fmt: skip
-"""What nurses write where no pain score could be had, in lower case."""
+"""The words that nurses write where no pain score could be obtained, in lower case."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", re.ASCII)
 _PAIN = re.compile(
@@ -48,7 +48,7 @@ _PAIN = re.compile(
 )
 _ID = re.compile(r"([0-9]{1,18})(?:\.0+)?", re.ASCII)
 _CACHED = 1 << 16
-"""Texts that a reader remembers: a column has far fewer, and a strange file cannot fill the memory."""
+"""The most texts that a reader caches: a column has far fewer, and a strange file cannot fill the memory."""
 
 
 def number(text: str, column: str) -> float | None:
@@ -62,7 +62,7 @@ def number(text: str, column: str) -> float | None:
 
 
 def within(value: float, name: str, column: str) -> None:
-    """Refuse a value outside of `BOUNDS`."""
+    """Raise Unclear for a value outside `BOUNDS`."""
     low, high = BOUNDS[name]
     if not low <= value <= high:
         raise Unclear(column, f"is outside {low:g} to {high:g}")
@@ -96,7 +96,7 @@ def temperature_c(text: str, column: str = "temperature") -> float | None:
 
 @lru_cache(_CACHED)
 def pain(text: str, column: str = "pain") -> int | None:
-    """A pain score, 0 to 10: of a range its upper end, of a broken number the whole one above; None if not assessed."""
+    """A pain score, 0 to 10: the upper end of a range, with a fraction rounded up; None if not assessed."""
     phrase = " ".join(text.lower().split()).rstrip(".!")
     if phrase in BLANK or phrase in NOT_ASSESSED:
         return None
@@ -123,8 +123,8 @@ def acuity(text: str, column: str = "acuity") -> int:
 
 
 def identifier(text: str, column: str) -> str:
-    """The digits of an identifier, as different programs write it."""
-    if text.isascii() and text.isdecimal() and text[0] != "0" and len(text) <= 18:  # nearly all: spare them the pattern
+    """The digits of an identifier, without the leading zeros and the ".0" that some programs write."""
+    if text.isascii() and text.isdecimal() and text[0] != "0" and len(text) <= 18:  # the usual case, made faster
         return text
     match = _ID.fullmatch(text.strip())
     if not match:
@@ -133,7 +133,7 @@ def identifier(text: str, column: str) -> str:
 
 
 def check_stay(stay_id: str, seen: set[str], disputed: frozenset[str]) -> None:
-    """Refuse a stay that rows give different levels, or that is among those seen; it is one of these from now on."""
+    """Refuse a stay that is in `disputed` (rows give it different levels) or in `seen`; else add it to `seen`."""
     if stay_id in disputed:
         raise Unclear("acuity", "another row gives the same stay another level")
     if stay_id in seen:

@@ -1,10 +1,10 @@
-"""What is measured on an ESI exam, and which direction is worse.
+"""The metrics of an ESI exam, and which direction of each is worse.
 
 ESI 1 is the most urgent level, so under-triage (less urgent than the truth) is `predicted > gold`. An unreadable
 answer is a wrong answer: it stays in every denominator, and `exact`, `adjacent`, `high_risk_sensitivity` and the
 recalls count it as a miss. It is no mistriage though, since it names no level: under-triage, over-triage and the
-errors built on them count readable answers only (but `critical_under`, which silence on a critical patient counts
-for), and the unreadable share is reported by its own name. Hence
+errors built on them count readable answers only (except `critical_under`, which also counts silence on a critical
+patient), and the unreadable share is reported by its own name. Hence
 exact + under_triage + over_triage + unreadable = 1 and adjacent + two_level_error + unreadable = 1.
 
 Under- and over-triage as shares of all cases follow the mistriage definition of Sax et al., JAMA Netw Open 2023

@@ -1,8 +1,8 @@
-"""MIETIC as cases: practice narratives written from MIMIC records by a language model.
+"""Import MIETIC as cases: practice narratives that a language model wrote from MIMIC records.
 
-The validation file carries levels that experts kept or threw out; it is an exam and nothing else. The main file asks
-one of three questions about each narrative, and the question alone tells the level. In both the narrative is the only
-source: the structured columns may contradict it on purpose, and most of the others tell what happened after triage.
+The validation file has levels that experts kept or removed; it is used as an exam only. The main file asks one of
+three questions about each narrative, and the question alone gives the level. In both files the narrative is the only
+source: the structured columns may contradict it on purpose, and most of the others record events after triage.
 """
 
 import re
@@ -18,7 +18,7 @@ from clinrl.tasks.importing import (
     Taken,
     Unclear,
     clean,
-    contested,
+    find_contested,
     normalise,
     pseudonym,
     sift,
@@ -33,7 +33,7 @@ USED: Final = ("subject_id", "stay_id", "acuity", "tiragecase", "final_decision"
 ASKED: Final = ("instruction", "input", "output")
 
 SHARES: Final[Mapping[Pool, int]] = {"train": 80, "mine": 20}
-"""Percentage of the main file's narratives in each pool, by their hash."""
+"""Percentage of the main file's narratives in each pool, by the hash of the narrative."""
 
 _QUESTIONS: Final = (
     (1, re.compile(r"life[ -]?saving", re.IGNORECASE)),
@@ -87,7 +87,7 @@ def _of_validation(table: Table) -> Take:
             raise Unclear("final_decision", "is REMOVE" if known else "is neither RETAIN nor REMOVE")
         return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
-    disputed = contested(table.rows(), stay_and_level)
+    disputed = find_contested(table.rows(), stay_and_level)
 
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id, level = stay_and_level(row)
@@ -103,9 +103,9 @@ def _of_validation(table: Table) -> Take:
 def _of_instructions(row: Fields, _: set[str]) -> Taken:
     level = level_of(row["instruction"])
     text = _text(row["input"], "input")
-    whose = pseudonym("narrative", normalise(text))
+    subject = pseudonym("narrative", normalise(text))
     key = ImportedKey(source=INSTRUCTIONS, level=level)
-    return Taken(use_of(whose, SHARES), whose, {"narrative": text}, key.model_dump(), level)
+    return Taken(use_of(subject, SHARES), subject, {"narrative": text}, key.model_dump(), level)
 
 
 def _text(cell: str, column: str) -> str:

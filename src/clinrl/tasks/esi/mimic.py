@@ -1,8 +1,8 @@
-"""MIMIC-IV-ED as cases: one triage row, joined to its stay and its patient, rendered as a short note.
+"""Import MIMIC-IV-ED as cases: each triage row, joined to its stay and its patient, becomes a short note.
 
-Only what is known at the triage desk is told: age, sex, way of arrival, chief complaint, vital signs and pain. The
-level is the one that the triage nurse gave. What is known after triage, or may not decide it, is never read; of
-`intime` the year alone is, for the age.
+The note has only facts known at the triage desk: age, sex, way of arrival, chief complaint, vital signs and pain. The
+level is the triage nurse's. Columns that are known only after triage, or that may not decide the level, are never
+read; of `intime` only the year is read, for the age.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +23,8 @@ from clinrl.tasks.importing import (
     Taken,
     Unclear,
     clean,
-    contested,
     fields_of,
+    find_contested,
     pseudonym,
     sift,
     use_of,
@@ -43,7 +43,7 @@ TRIAGE: Final = (
 VITALS: Final = {
     "hr_bpm": "heartrate", "rr_bpm": "resprate", "spo2_pct": "o2sat", "sbp_mmhg": "sbp", "dbp_mmhg": "dbp",
 }  # fmt: skip
-"""Whole-numbered signs: the field of a case, and its column."""
+"""Vital signs in whole numbers: the field of a case, and its column."""
 STAYS: Final = ("subject_id", "stay_id", "intime", "gender", "arrival_transport")
 PATIENTS: Final = ("subject_id", "anchor_age", "anchor_year")
 
@@ -62,7 +62,7 @@ ARRIVALS: Final[Mapping[str, str]] = {
 
 
 class Stay(NamedTuple):
-    """What a row of edstays tells."""
+    """The values that are used of a row of edstays."""
 
     subject: str
     year: int
@@ -102,30 +102,30 @@ def _stem(table: Table) -> str:
 
 
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
-    born, visits = _by_key(patients, "subject_id", _born), _visits(stays)
+    birth_years, known_stays = _by_key(patients, "subject_id", _birth_year), _stays(stays)
 
     def stay_and_level(row: Fields) -> tuple[str, int]:
         return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
-    disputed = contested(triage.rows(), stay_and_level)
+    disputed = find_contested(triage.rows(), stay_and_level)
 
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id = measured.identifier(row["stay_id"], "stay_id")
         measured.check_stay(stay_id, seen, disputed)
         subject_id = measured.identifier(row["subject_id"], "subject_id")
-        if stay_id not in visits:
+        if stay_id not in known_stays:
             raise Unclear("stay_id", "has no row in edstays")
-        stay = visits[stay_id]
+        stay = known_stays[stay_id]
         if stay is None:
             raise Unclear("stay_id", "has several rows in edstays")
         if stay.subject != subject_id:
             raise Unclear("subject_id", "is not that of the stay in edstays")
-        return _taken(row, stay, born)
+        return _taken(row, stay, birth_years)
 
     yield from sift("esi", triage.path.name, triage.rows, take, use, intake)
 
 
-def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None]) -> Taken:
+def _taken(row: Fields, stay: Stay, birth_years: Mapping[str, int | None]) -> Taken:
     level, temp_c = measured.acuity(row["acuity"]), measured.temperature_c(row["temperature"])
     signs = {name: measured.vital(row[column], name, column) for name, column in VITALS.items()}
     measured.pressures(signs["sbp_mmhg"], signs["dbp_mmhg"])
@@ -136,7 +136,7 @@ def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None]) -> Taken:
     arrival = ARRIVALS.get(stay.arrival)
     if arrival is None:
         raise Unclear("arrival_transport", "is no known way of arrival")
-    age = _age(stay, born)
+    age = _age(stay, birth_years)
     known = {"complaint": chief, "age_years": float(age), "sex": sex, **signs, "temp_c": temp_c, "pain": score}
     key = imported.ImportedKey.model_validate({"source": KIND, "level": level, **known}).model_dump()
     subject = pseudonym("subject", stay.subject)
@@ -153,7 +153,7 @@ def _complaint(cell: str) -> str:
 
 
 def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[str, float | None]) -> str:
-    """The note on one patient: what is not measured is not mentioned."""
+    """The note on one patient: values that were not measured are not mentioned."""
     person = ("girl" if sex == "female" else "boy") if age < 18 else ("woman" if sex == "female" else "man")
     hr, rr, spo2, temp = signs["hr_bpm"], signs["rr_bpm"], signs["spo2_pct"], signs["temp_c"]
     sbp, dbp, pain = signs["sbp_mmhg"], signs["dbp_mmhg"], signs["pain"]
@@ -174,8 +174,8 @@ def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[s
     return text
 
 
-def _age(stay: Stay, born: Mapping[str, int | None]) -> int:
-    year = born.get(stay.subject, 0)
+def _age(stay: Stay, birth_years: Mapping[str, int | None]) -> int:
+    year = birth_years.get(stay.subject, 0)
     if year is None:
         raise Unclear("subject_id", "has several rows in patients")
     if year == 0:
@@ -187,8 +187,8 @@ def _age(stay: Stay, born: Mapping[str, int | None]) -> int:
     return age
 
 
-def _visits(stays: Table) -> dict[str, Stay | None]:
-    """Stays by stay_id. Without a stay, a triage row is refused for having none."""
+def _stays(stays: Table) -> dict[str, Stay | None]:
+    """Stays by stay_id; None where several rows have the same."""
 
     def stay(row: Fields) -> Stay:
         subject, intime = measured.identifier(row["subject_id"], "subject_id"), row["intime"].strip()
@@ -200,8 +200,8 @@ def _visits(stays: Table) -> dict[str, Stay | None]:
     return _by_key(stays, "stay_id", stay)
 
 
-def _born(row: Fields) -> int:
-    """The year of age 0, in shifted years; -1 where it is unclear."""
+def _birth_year(row: Fields) -> int:
+    """The year of age 0, in MIMIC's shifted years; -1 if it is unclear."""
     try:
         age, year = (measured.number(row[name], "anchor_age") for name in PATIENTS[1:])
     except Unclear:
@@ -211,7 +211,7 @@ def _born(row: Fields) -> int:
 
 
 def _by_key(table: Table, key: str, read: Callable[[Fields], T]) -> dict[str, T | None]:
-    """What rows say, by an identifier; None where several have the same. Rows that are unclear are passed over."""
+    """The values of rows, by an identifier; None where several rows have the same. Unclear rows are skipped."""
     found: dict[str, T | None] = {}
     for _, row in table.rows():
         with suppress(Unclear):

@@ -1,7 +1,7 @@
 """The words of a case: latent facts in, the text of a triage note out.
 
-Everything that the facts hold is said, and nothing else, apart from what is denied, past or true of somebody else. The
-order in which numbers are drawn is part of the task's version: another order gives other texts.
+A note says everything that the facts hold, and nothing else except denials, past events and facts about other people.
+The order in which numbers are drawn is part of the task's version: another order gives other texts.
 """
 
 import re
@@ -22,9 +22,9 @@ OPENINGS: tuple[str, ...] = (
 ORDERS: tuple[str, ...] = ("FHVPRDC", "VPFDHCR", "HFDCRPV", "FDVRCPH", "CVFPDRH")
 """Order of the parts after the opening: Findings, History, Vital signs, Pain, Resource cues, Denials, Context."""
 MISTYPED_SHARE = 0.15
-"""Of notes, those with one to three typing errors."""
+"""The share of notes with one to three typing errors."""
 TELEGRAM_SHARE = 0.25
-"""Of notes, those without capitals, their clauses set apart by semicolons."""
+"""The share of notes without capitals and with semicolons between clauses."""
 WALKS, BROUGHT, AMBULANCE = "arrival/walking", "arrival/brought", "arrival/ambulance"
 NOBODY_WALKS: frozenset[Finding] = frozenset(
     {
@@ -32,11 +32,11 @@ NOBODY_WALKS: frozenset[Finding] = frozenset(
         "central_line", "major_bleeding", "open_fracture", "high_fall", "dangerous_behaviour", "major_burn",
     }
 )  # fmt: skip
-"""Findings of patients who are brought."""
+"""Findings of patients who do not walk in: others bring them."""
 LASTING: frozenset[Finding] = frozenset({"comfortable", "immunosuppressed", "sepsis_signs", "suicidal", "distress"})
-"""Findings that may have begun weeks ago, as far as the complaint goes."""
+"""Findings that may have begun weeks ago; with any other finding the note describes a sudden onset."""
 SILENT: frozenset[Finding] = frozenset({"arrest", "unresponsive", "seizing", "slow_breathing", "intubated"})
-"""Findings of patients who tell nothing: no pain score, no story, no denial that one would have to ask for."""
+"""Findings of patients who cannot answer: no pain score, no story, no denial that needs a question."""
 _LONG_WORD = re.compile(r"[a-z]{5,}")
 
 
@@ -148,7 +148,7 @@ def _vital_words(rng: Random, p: Presentation, readers: Readers) -> list[str]:
 
 
 def _cue_words(rng: Random, complaint: Complaint, p: Presentation, readers: Readers) -> list[str]:
-    """One or two hints at each resource beyond what the complaint itself needs, among care that counts as none."""
+    """One or two hints at each resource beyond those that the complaint needs, and care that counts as no resource."""
     clauses: list[str] = []
     for kind in p.resources:
         if kind not in complaint.needs or rng.random() < 0.25:

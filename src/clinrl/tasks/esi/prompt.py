@@ -37,8 +37,8 @@ def prompt(facts: EsiFacts) -> list[Message]:
 def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
     """The turn of a nurse who reads everything and knows every rule except `omit`.
 
-    Why an imported level was given is not in the records: its turn has what was measured and the steps that follow from
-    the level, claims no finding, and leaves out nothing.
+    The records do not give the reason for an imported level: its turn has the measured values and the steps that follow
+    from the level, claims no finding, and ignores `omit`.
     """
     if isinstance(case.key, ImportedKey):
         content, thoughts = _imported(case.key)
@@ -50,7 +50,7 @@ def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -
 
 
 def red_flags(p: Presentation) -> tuple[str, ...]:
-    """What stands out in a presentation, whether or not a rule uses it."""
+    """The alarming facts of a presentation, whether or not a rule uses them."""
     flags = [FINDING_SAYS[finding] for finding in p.findings]
     if p.pain is not None and p.pain >= 7:
         flags.append(f"pain {p.pain} {p.pain_site}" if p.pain_site != "none" else f"pain {p.pain}")

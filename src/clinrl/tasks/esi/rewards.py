@@ -18,10 +18,10 @@ from clinrl.types import Score, Strict, Unreadable
 
 LEVELS: Final = (1, 2, 3, 4, 5)
 TERMS: Final = ("level", "done_intervention", "open_injury", "severe_pain", "unreadable", "clamp")
-"""Every term of a score, always all of them: zero where it does not apply. `clamp` is what the floor gave back."""
+"""The terms that every score has; a term that does not apply is zero. `clamp` is the pay that the floor gave back."""
 
 EXACT: Final = 1.0
-"""What the right level earns, under either kind of reward."""
+"""The pay for the right level, under either kind of reward."""
 
 ASYMMETRIC: Final = {
     1: (1.00, 0.00, -1.00, -1.25, -1.25),
@@ -39,11 +39,11 @@ false ESI 1, and make answering 1 rather than 2 pay from a belief of 0.60 and 2 
 """
 
 MISSED_LIFESAVING: Final = 1.75
-"""Cost of gold 1 answered 2, the cell that the safety valve takes out of the matrix: what gold 2 answered 3 costs, the
-next under-triage by one level."""
+"""The cost of gold 1 answered 2, the cell that the safety valve takes out of the matrix: equal to the cost of gold 2
+answered 3, the next under-triage by one level."""
 
 BELOW: Final = 0.25
-"""By how much at least silence earns less than every answer, where `refined` sets what it earns: as in the default."""
+"""The least margin of every answer over silence where `refined` sets the pay for silence; the default has the same."""
 
 Penalty = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 
@@ -109,15 +109,15 @@ class Reward(Strict):
 def refined(reward: Reward, rules: Iterable[str]) -> Reward:
     """The reward with the modifiers of these rules (`<rule>_hit`, `<rule>_miss`) at 0.5 and -0.5 where they are 0.
 
-    0.5 is what the published v49 card takes off for missed severe pain. Rules without a modifier change nothing. If
-    some readable answer then earns no more than an unreadable one, that gets the default, or less if that is needed.
+    The published v49 card takes 0.5 off for missed severe pain. Rules without a modifier change nothing. If some
+    readable answer then earns no more than an unreadable one, the latter gets the default, or less if needed.
     """
     half = {f"{rule}_{outcome}": value for rule in rules for outcome, value in (("hit", 0.5), ("miss", -0.5))}
-    held = reward.modifiers.model_dump()
-    added = {name: value for name, value in half.items() if held.get(name) == 0.0}
+    current = reward.modifiers.model_dump()
+    added = {name: value for name, value in half.items() if current.get(name) == 0.0}
     if not added:
         return reward
-    found = reward.model_copy(update={"modifiers": Modifiers(**held | added)})
+    found = reward.model_copy(update={"modifiers": Modifiers(**current | added)})
     found = Reward.model_validate(found.model_dump())  # a copy keeps what was computed from the old numbers
     if found.unreadable_is_worst:
         return found
@@ -132,7 +132,7 @@ def outcomes() -> Iterator[tuple[int, int, bool, bool, bool]]:
 
 
 def score(gold: int, narrative: str, answer: int | Unreadable, reward: Reward) -> Score:
-    """The reward of one answer, taken apart into all of `TERMS`; the total lies in [reward.low, reward.high].
+    """The reward of one answer, split into all of `TERMS`; the total lies in [reward.low, reward.high].
 
     `gold` and a readable `answer` are levels 1 to 5. Triggers are read in the narrative, never in the completion.
     """
@@ -149,14 +149,14 @@ def score(gold: int, narrative: str, answer: int | Unreadable, reward: Reward) -
 
 
 def level_value(reward: Reward, gold: int, answer: int) -> float:
-    """What the pair of gold and answered level earns before modifiers."""
+    """The pay for a pair of gold and answered level, before modifiers."""
     if reward.kind == "naive":
         return EXACT if answer == gold else 0.0
     return reward.valve if (gold, answer) == (1, 2) else ASYMMETRIC[gold][answer - 1]
 
 
 def cost(gold: int, answer: int | Unreadable) -> float:
-    """What an answer loses against the exact level under `ASYMMETRIC`, a missed ESI 1 called 2 counting in full.
+    """The loss of an answer against the exact level under `ASYMMETRIC`; an ESI 1 answered 2 counts in full.
 
     0 to 2.25: under-triage costs at least what over-triage of the same distance does. An unreadable answer leaves the
     patient untriaged and costs as much as the worst level. The matrix is our reconstruction.

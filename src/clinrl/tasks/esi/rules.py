@@ -30,7 +30,7 @@ Finding = Literal[
     "assaulted", "high_fall", "limb_threat", "vision_loss", "chemical_eye", "major_burn", "open_fracture",
     "penetrating", "comfortable",
 ]  # fmt: skip
-"""What may be true of a patient. Another word is an error, so a misspelt finding cannot pass for a well patient."""
+"""The facts that may be true of a patient. Another word is an error: a misspelt finding must not look like health."""
 FINDING_IDS: tuple[Finding, ...] = get_args(Finding)
 SICKLE_CRISIS = "sickle pain"
 """The complaint that is high-risk by itself."""
@@ -43,7 +43,7 @@ class Presentation(Strict):
     sex: Sex
     complaint: str
     findings: tuple[Finding, ...]
-    """The findings that hold, sorted; what is denied or past is not here."""
+    """The findings that hold, sorted, without denied or past ones."""
     hr_bpm: int | None = Field(default=None, ge=0, le=300)
     rr_bpm: int | None = Field(default=None, ge=0, le=120)
     spo2_pct: int | None = Field(default=None, ge=40, le=100)
@@ -136,7 +136,7 @@ def band(age_years: float, edition: Edition = "v5") -> Band:
 
 
 def hypoxic(p: Presentation, limit_pct: int) -> bool:
-    """SpO2 strictly below a limit, and not what this patient usually has: a baseline that is itself low."""
+    """SpO2 strictly below a limit, and not explained by a stated baseline that is itself low."""
     if p.spo2_pct is None or p.spo2_pct >= limit_pct:
         return False
     usual = p.baseline_spo2_pct
@@ -262,7 +262,7 @@ class Rule:
     id: str
     point: Literal["A", "B"]
     says: str
-    """What a nurse writes when the rule holds."""
+    """The words that a nurse writes when the rule holds."""
     holds: Holds
     source: str
 
@@ -319,10 +319,10 @@ RULE_IDS: tuple[str, ...] = (*(rule.id for rule in RULES), DANGER_VITALS, CHILD_
 
 
 def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = frozenset()) -> Decision:
-    """The ESI level of a presentation, as a reader gives it who knows every rule except `omit`.
+    """The ESI level that a reader who knows every rule except `omit` gives a presentation.
 
-    v4 asks for danger-zone vital signs only where two or more resources are needed, v5 of all who reach point C. Both
-    ask for a child's fever whatever is needed.
+    v4 checks danger-zone vital signs only if two or more resources are needed, v5 for every patient who reaches point
+    C. Both check a child's fever for any number of resources.
     """
     first = next((rule for rule in RULES if rule.id not in omit and rule.holds(p, edition)), None)
     over = vitals_over(p, edition)

@@ -1,8 +1,8 @@
-"""What a triage narrative says about three things that nurses miss: an intervention done, severe pain, an open injury.
+"""Find three things that nurses miss in a triage narrative: an intervention done, severe pain, an open injury.
 
 The stems are those of the published v49 card, whose tables survive only in part (rows "intubat | chest tube ...",
-"open fracture | penetrating ...", "pain >= 7"); central line, gunshot and stab are our completion. Reading them with
-negation, history, removal and whose they are is ours too (after the NegEx and ConText algorithms): a bare stem would
+"open fracture | penetrating ...", "pain >= 7"); central line, gunshot and stab are our completion. The treatment of
+negation, history, removal and other people is ours too (after the NegEx and ConText algorithms): a bare stem would
 fire on "do-not-intubate", on "chest tube removed" and on "mother has a central line".
 
 The narrative alone is read, never a completion, so a policy cannot earn anything by writing a trigger word.
@@ -26,7 +26,7 @@ _REACH_WORDS: Final = 6
 
 @dataclass(frozen=True, kw_only=True)
 class _Stem:
-    """A phrase to look for, and what around it takes it back."""
+    """A phrase to look for, and the text after it that cancels it."""
 
     pattern: re.Pattern[str]
     undone: re.Pattern[str]
@@ -114,10 +114,10 @@ _NOT_YET = re.compile(
     r"|(?:attempted|attempting|failed|needs|tried|trying|unable|wants)(?: (?:her|him))? to(?: be)?)"
     r"(?: (?:an?|early|emergent|the|urgent)){0,2} ?$"
 )
-"""What has not been done before arrival: "may need intubation", "unable to intubate"."""
+"""Words before something that was not done before arrival: "may need intubation", "unable to intubate"."""
 _SEVERAL_TIMES = re.compile(r" (?:x ?[2-9]|twice|[2-9] times|several times)(?! (?:attempts?|by|en|in|on)\b)")
 _IN_HISTORY = re.compile(r"\b(?:pmhx?|pmh/x|psh|hx|history)\b[^.;]*$")
-"""Together a history: "PMH asthma, intubated x2"."""
+"""Together with `_SEVERAL_TIMES`, a history: "PMH asthma, intubated x2"."""
 _PREVIOUSLY = re.compile(r"\bpreviously(?: [a-z]+){0,2} ?$")
 _HISTORY_AFTER = re.compile(
     r"[^,.;]{0,60}\b(?:in the past|as a child|previously|last (?:week|month|year)"
@@ -127,7 +127,7 @@ _SOMEBODY_ELSE = re.compile(
     r"[.;] (?:(?:an?|her|his|one|the|their|pt's|patient's) )?(?:aunt|boss|brother|classmate|colleague|cousin|daughter"
     r"|father|flatmate|friend|grandfather|grandmother|husband|mother|neighbou?r|nephew|niece|opponent|opposing [a-z]+"
     r"|parent|partner|passenger|relative|roommate|sibling|sister|sister-in-law|son|spouse|teammate|uncle|wife)\b"
-    # Those who tell about the patient, or bring the patient, are not the subject.
+    # People who report on the patient, or bring the patient, are not the subject.
     r"(?! (?:says|states|reports|reported|notes|noted|noticed|found|called|brought|brings|drove|witnessed|saw)\b)"
     r"[^.;,]*$"
 )
@@ -147,7 +147,7 @@ _SCORE_AFTER_PAIN = re.compile(
     r"|episodes|mg|mcg|ml|cm|mm|of [0-9]+|out of [0-9]+)\b)"
 )
 _SCALE = re.compile(r"\b[01] ?(?:-|\u2013|to) ?10\b(?!/)(?: scale\b)?[: ]*")
-"""The name of the scale, as in "pain scale 0-10: 3", and no score."""
+"""The name of the scale, which is no score, as in "pain scale 0-10: 3"."""
 _OTHER_SUBJECT = re.compile(
     r"\b(?:lmp|symptoms? (?:began|onset|started))[ :]*$"
     r"|\b(?:apgar|acuity|vision|nausea|anxiety|itch(?:ing)?|fatigue|dyspn(?:o)?ea|breathlessness|dizziness|on|since|until"
@@ -175,7 +175,7 @@ def severe_pain(narrative: str) -> bool:
 
 
 def pain_0_10(narrative: str) -> float | None:
-    """The highest pain score of the narrative, 0 to 10; 0.0 for pain that is only denied; None if it says nothing.
+    """The highest pain score of the narrative, 0 to 10; 0.0 for pain that is only denied; None without either.
 
     Reads 8/10, 8 of 10, 8 out of 10, pain score 8, pain 8, and ranges by their upper end. Fractions of other things
     (vision 20/20, BP 120/80, 2/6 murmur, dates, durations) are no scores, nor are the name of the scale (0-10) and
@@ -196,16 +196,16 @@ def pain_0_10(narrative: str) -> float | None:
 
 
 def _reports(narrative: str, stems: tuple[_Stem, ...]) -> bool:
-    """True if any stem occurs that nothing in its own clause takes back."""
+    """True if any stem occurs and nothing around it cancels it."""
     text = _plain(narrative)
     return any(
-        _stands(stem, text[max(0, match.start() - _WINDOW) : match.start()], text[match.end() : match.end() + _WINDOW])
+        _holds(stem, text[max(0, match.start() - _WINDOW) : match.start()], text[match.end() : match.end() + _WINDOW])
         for stem in stems
         for match in stem.pattern.finditer(text)
     )
 
 
-def _stands(stem: _Stem, before: str, after: str) -> bool:
+def _holds(stem: _Stem, before: str, after: str) -> bool:
     if stem.undone.match(after) or _HISTORY_AFTER.match(after) or _SOMEBODY_ELSE.search(before):
         return False
     if _SEVERAL_TIMES.match(after) and _IN_HISTORY.search(before):
@@ -252,7 +252,7 @@ def _negated(stem: _Stem, before: str, after: str) -> bool:
 def _plain(narrative: str) -> str:
     """Lower case, straight apostrophes, single spaces; a line break ends a clause as a semicolon does.
 
-    The text also starts with a semicolon, so that a clause has a left end wherever it stands.
+    The text also starts with a semicolon, so that every clause has a left end.
     """
     lines = (" ".join(line.split()) for line in narrative.lower().replace("\u2019", "'").splitlines())
     return "; " + "; ".join(line for line in lines if line)

@@ -1,7 +1,7 @@
-"""Vital signs of synthetic patients: within the limits of the age, unless what is to decide the case needs them out.
+"""Vital signs of synthetic patients: within the limits of the age, unless the deciding rule needs them outside.
 
-The rules have the last word on every case, so the ranges here aim and never label. The order in which numbers are drawn
-is part of the task's version: another order gives other cases.
+The ranges here only aim at a rule; the rules label every case. The order in which numbers are drawn is part of the
+task's version: another order gives other cases.
 """
 
 from collections.abc import Mapping
@@ -36,10 +36,10 @@ DECIDING: Mapping[str, frozenset[str]] = {
     "infant_fever": frozenset({"temp_c"}),
     "immunosuppressed_fever": frozenset({"temp_c"}),
 }
-"""The vital signs that a rule rests on, which its cases therefore never lack."""
+"""The vital signs on which a rule depends; the cases of the rule never lack them."""
 
 MISSING_SHARE = 0.32
-"""Of cases, those that lack one or two vital signs."""
+"""The share of cases that lack one or two vital signs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class Signs:
 
 
 def vitals(rng: Random, age_years: float, cell: str, *, slow_breathing: bool) -> dict[str, Any]:
-    """The vital-sign fields of a `Presentation` that `cell`, a rule id, is to decide. None means not measured.
+    """The vital-sign fields of a `Presentation` for a case that `cell`, a rule id, decides. None means not measured.
 
-    `slow_breathing`: the note says so, and the count of breaths must agree.
+    `slow_breathing`: the note says that the patient breathes slowly, so the respiratory rate must agree.
     """
     if cell == "cardiac_arrest":
         return {}  # nobody measures while the chest is compressed
@@ -120,7 +120,7 @@ def _well(rng: Random, age_years: float, limits: Band) -> Signs:
 
 
 def _in_danger_zone(rng: Random, well: Signs, limits: Band, *, adult: bool) -> Signs:
-    """Clearly out (point D): a fast heart, fast breathing, a low saturation, or the first two together.
+    """Signs clearly out (point D): a fast heart, fast breathing, a low saturation, or the first two together.
 
     Now and then the saturation is far below a baseline that is low itself.
     """
@@ -138,7 +138,7 @@ def _in_danger_zone(rng: Random, well: Signs, limits: Band, *, adult: bool) -> S
 
 
 def _perhaps_one_off(rng: Random, well: Signs, age_years: float, limits: Band) -> Signs:
-    """Most often well; else a heart a little fast, a low saturation that is usual for the patient, or a fever."""
+    """Most often no change; else a slightly fast heart, a low saturation that is usual for the patient, or a fever."""
     if rng.random() < 0.10:
         return replace(well, hr_bpm=rng.randint(limits.hr_bpm + 1, int(limits.hr_bpm * 1.09)))
     if age_years > 40 and rng.random() < 0.08:
@@ -155,7 +155,7 @@ def _times(rng: Random, limit: int, low: float, high: float) -> int:
 
 
 def _missing(rng: Random, signs: Signs, cell: str) -> frozenset[str]:
-    """Names of the signs that nobody measured."""
+    """The names of the signs that were not measured."""
     needed = DECIDING.get(cell, frozenset()) | ({"spo2_pct"} if signs.baseline_spo2_pct is not None else frozenset())
     if rng.random() >= MISSING_SHARE:
         return frozenset()

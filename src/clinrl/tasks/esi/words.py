@@ -1,9 +1,9 @@
-"""The wordings of the triage notes, and who may read which: the words of an exam are not those of its training data.
+"""The wordings of the triage notes and their vocabularies: an exam has other words than its training data.
 
-Every finding, complaint, cue and form of a number is said in many ways, in `words/*.toml`. The hash of a wording gives
-its vocabulary for good: two fifths stand in training data, two fifths are known to the embedded base alone, as any
-language model has read more than it was tuned on, and one fifth no model has ever read. All text is written for this
-project; none comes from a handbook or a record.
+Every finding, complaint, cue and form of a number has many wordings, in `words/*.toml`. The hash of a wording fixes
+its vocabulary: two fifths occur in training data; two fifths only the embedded base has read, since any language model
+has read more than its tuning data; one fifth no model has ever read. All text is written for this project; none comes
+from a handbook or a record.
 """
 
 import re
@@ -16,11 +16,11 @@ from typing import Any, Final, Literal
 
 Vocabulary = Literal["training", "base_only", "unseen"]
 Readers = Vocabulary | Literal["base"]
-"""Whose words a note is written in; `base` has those of training and its own."""
+"""The vocabulary in which a note is written; `base` has the words of `training` and of `base_only`."""
 SPANS: Final[Mapping[Vocabulary, tuple[float, float]]] = {
     "training": (0.0, 0.4), "base_only": (0.4, 0.8), "unseen": (0.8, 1.0),
 }  # fmt: skip
-"""Of the wordings of one item, by their hashes, where those of each vocabulary begin and end."""
+"""The part of one item's wordings, ordered by their hashes, that each vocabulary has: its begin and end."""
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _END = re.compile(r"[.;]")
 FOLDER: Final = Path(__file__).parent / "words"
@@ -34,28 +34,28 @@ def table() -> Mapping[str, tuple[str, ...]]:
 
 
 def _items(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, held in tree.items():
-        if isinstance(held, list):
-            yield above + name, tuple(held)
+    for name, value in tree.items():
+        if isinstance(value, list):
+            yield above + name, tuple(value)
         else:
-            yield from _items(held, f"{above}{name}/")
+            yield from _items(value, f"{above}{name}/")
 
 
 def clauses(narrative: str) -> list[str]:
-    """The clauses of a note in lower case, each number masked: what two notes may have word for word in common."""
+    """The clauses of a note in lower case, with each number masked, so that equal wordings give equal clauses."""
     masked = _NUMBER.sub("#", narrative.lower())
     return [clause.strip() for clause in _END.split(masked) if clause.strip()]
 
 
 def readings(text: str) -> dict[str, float]:
-    """The vital signs of a note, by any wording of `styles`; of a pressure the systolic one, of several the first."""
+    """The vital signs of a note, in any wording of `styles`: the systolic pressure, and the first of several values."""
     found = {sign: shape.search(text.lower()) for sign, shape in _shapes().items()}
     return {sign: float(next(filter(None, match.groups()))) for sign, match in found.items() if match}
 
 
 @cache
 def _shapes() -> Mapping[str, re.Pattern[str]]:
-    """For each vital sign all its wordings as one pattern, the longest first."""
+    """For each vital sign one pattern of all its wordings, the longest first."""
     return {
         sign: re.compile("|".join(map(_shape, sorted(table()[f"styles/{sign}"], key=len, reverse=True))))
         for sign in ("hr", "rr", "spo2", "bp", "temp")
@@ -69,7 +69,7 @@ def _shape(wording: str) -> str:
 
 @cache
 def wordings(item: str, readers: Readers) -> tuple[str, ...]:
-    """The wordings of an item in one vocabulary, or in both that the base reads. Never empty."""
+    """The wordings of an item in one vocabulary, or in both vocabularies of the base. Never empty."""
     if readers == "base":
         return wordings(item, "training") + wordings(item, "base_only")
     ranked = sorted(table()[item], key=lambda wording: sha256(f"{item}/{wording}".encode()).digest())

@@ -23,7 +23,7 @@ class AuditEnvironment(TaskEnvironment):
 
         Raises Impossible for what is no option or no value of one; the episode before goes on then.
         """
-        start = self._started(seed, options)
+        start = self._checked_start(seed, options)
         case = draw_case(self._task, start, start.level)
         self._env = AuditEnv()
         self._env.reset(case)
