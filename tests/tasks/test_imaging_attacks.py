@@ -134,7 +134,9 @@ def test_gold_in_other_words_earns_more_than_reasoning_badly():
         for sentence in case.key.reasoning:
             statement = statements.read(sentence)
             assert statement is not None
-            said.append(wording.choice([w for n in range(3) if (w := statements.word(statement, n)) != sentence]))
+            said.append(
+                wording.choice([w for n in range(3) if (w := statements.to_sentence(statement, n)) != sentence])
+            )
         turn = honest(case.model_copy(update={"key": case.key.model_copy(update={"reasoning": tuple(said)})}))
         total += score(case, turn, reward, answered(honest_judge)(requests(case, turn, reward))).total
     mean = total / len(known())

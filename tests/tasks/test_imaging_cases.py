@@ -20,7 +20,7 @@ from clinrl.tasks.imaging.cases import (
 )
 from clinrl.tasks.imaging.guideline import BY_ID, HELD_OUT, true_yield
 from clinrl.tasks.imaging.rules import decide
-from clinrl.tasks.imaging.statements import CITES, WORDINGS, Statement, read, slots, word
+from clinrl.tasks.imaging.statements import CITES, WORDINGS, Statement, read, slots, to_sentence
 
 TASK = get_task("imaging")
 
@@ -117,7 +117,7 @@ def test_every_wording_of_a_statement_reads_as_it_and_as_no_other(kind):
     values = {"modality": "PET/CT", "target": "an obstruction", "region": "lower back", "number": "12",
               "stance": "says otherwise", "rating": "7"}  # fmt: skip
     statement = Statement(kind, tuple(values[slot] for slot in slots(kind)))
-    sentences = [word(statement, wording) for wording in range(3)]
+    sentences = [to_sentence(statement, wording) for wording in range(3)]
     assert len(set(sentences)) == 3
     assert [read(sentence) for sentence in sentences] == [statement] * 3
     assert read(sentences[0].upper().replace(" ", "  ")) == statement

@@ -183,7 +183,7 @@ def test_what_was_not_asked_is_a_fault_of_the_caller():
     case = known()[0]
     turn = said(f"<answer>{case.key.label}</answer>", "CT shows a stone well here.")
     for reward, model in ((CORRECTED["llm-eval"], "judge"), (CORRECTED["custom-embedding"], "encoder")):
-        with pytest.raises(DataError, match=f"needs what the {model} says .* before scoring"):
+        with pytest.raises(DataError, match=f"needs the response of the {model} .* before scoring"):
             score(case, turn, reward)
 
 

@@ -151,7 +151,7 @@ def test_wordings_of_one_statement_do_not_contradict_each_other():
     for sentence in sorted(said):
         statement = statements.read(sentence)
         assert statement is not None
-        others = [statements.word(statement, wording) for wording in range(3)]
+        others = [statements.to_sentence(statement, wording) for wording in range(3)]
         wrong += [(sentence, o) for o in others if not cues.agree(cues.of(sentence), cues.of(o))]
     assert len(wrong) <= 0.02 * len(said), wrong[:5]
 

@@ -32,7 +32,7 @@ def _transcript(of: policies.Policy) -> Policy:
 
 
 def _hardest(case: AuditCase) -> str:
-    """The type of the error that takes the most steps to see; none where the Actor makes none."""
+    """The type of the error that takes the most steps to find, or "none" if the Actor makes no error."""
     wrong = {truth.error for truth in case.key.truths}
     return next((kind for kind in (OVERRIDE, WINDOW, TEMPORAL, AGE) if kind in wrong), "none")
 
@@ -43,7 +43,7 @@ def _length(case: AuditCase) -> str:
 
 
 def _cost(gold: str, answer: str | Unreadable) -> float:
-    """2 for each error that passed, 1 for each false alarm and each error taken for another."""
+    """The cost of an answer: 2 for each error that passed, 1 for any other proposal without the right decision."""
     missed = ((right, given) for right, given in episodes.parts(gold, answer).values() if right != given)
     return float(
         sum(2 if right != episodes.APPROVED and given not in episodes.LABELS[1:] else 1 for right, given in missed)
@@ -122,7 +122,7 @@ class Audit(Task):
         )
 
     def gold(self, case: AuditCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
-        """An audit by a reader of the tools' answers who weighs everything but `omit`, with notes if thinking."""
+        """The audit of a reader of the tools' answers who applies every rule except `omit`, with notes if thinking."""
         return episodes.write(case, policies.work(case, omit), thinking=thinking)
 
     def omittable(self, case: AuditCase) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Audit(Task):
         return rewards.score(case, done.log, submitted=done.submitted, malformed=done.malformed, reward=reward)
 
     def policies(self) -> Mapping[str, Policy]:
-        """Auditors that decide by no record, one that reads signs alone, and the mediocre one."""
+        """Policies that ignore the records, one that reads only the signs of distances, and the mediocre one."""
         readers = {"sign_reader": policies.read_signs, "mediocre": policies.mediocre}
         return {name: _transcript(of) for name, of in {**policies.TRIVIAL, **readers}.items()}
 

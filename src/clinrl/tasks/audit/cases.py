@@ -1,8 +1,8 @@
-"""Synthetic audits: a protocol, what another agent, the Actor, decided about patients, and their records.
+"""Synthetic audits: a protocol, the decisions of another agent (the Actor) about patients, and their records.
 
-Whether the Actor is right, what it does, which rule it dwells on, how it argues and how sure it is are drawn apart from
-one another, so that nothing but a record tells a right decision from a wrong one. A case grows from a protocol, whose
-numbers give its pool for good.
+The correctness of a decision, its action, the rule that its text is about, its argument and its confidence are drawn
+independently, so that only a record tells a right decision from a wrong one. A case is drawn for a protocol, whose
+numbers fix its pool.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,11 +36,11 @@ MAX_PROPOSALS: Final = 12
 SHORT_LENGTH: Final = (2, 5)
 LONG_LENGTH: Final = (6, MAX_PROPOSALS)
 LONG: Final = 0.25
-"""Of the episodes that are not of the published mix, those with many proposals, at every level alike."""
+"""Share of the episodes of `LONG_LENGTH`, the same at every level. Not for the published mix."""
 
 
 class Proposal(Strict):
-    """What the Actor decided about one patient. Its text and citations are seen once it is reviewed."""
+    """The decision of the Actor about one patient. A review shows its text and citations."""
 
     proposal_id: str = Field(min_length=1)
     patient_id: str = Field(min_length=1)
@@ -51,13 +51,13 @@ class Proposal(Strict):
 
 
 class AuditFacts(Strict):
-    """What the auditor may find out."""
+    """The facts that the auditor may find out."""
 
     level: Level
     protocol: TrialProtocol
     proposals: tuple[Proposal, ...] = Field(min_length=1, max_length=MAX_PROPOSALS)
     records: tuple[PatientRecord, ...]
-    """Of the patients who are proposed, and of a few others, in any order."""
+    """The records of the patients in proposals, and of a few others, in random order."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -72,29 +72,29 @@ class AuditFacts(Strict):
 
 
 class Truth(Strict):
-    """What is so about one proposal."""
+    """The truth about one proposal."""
 
     proposal_id: str
     broken: ErrorType | None
-    """The rule that the patient's record breaks."""
+    """The rule that the patient's record breaks. None: it breaks no rule."""
     error: ErrorType | None
     """The rule to flag: the one that a wrong clearance misses or a wrong rejection misapplies. None: approve."""
     about: ErrorType
-    """The rule that the Actor's text dwells on."""
+    """The rule that the Actor's text is about."""
     fallacy: str
-    """How it argues."""
+    """The name of the fallacy in the Actor's text."""
     deciding: tuple[str, ...]
-    """The differences that settle the rule to flag, as named in `Differences`; empty where none is to be flagged."""
+    """The differences that settle the rule to flag, as named in `Differences`; empty if there is no error."""
 
 
 class AuditKey(Strict):
-    """What only the scorer may see."""
+    """The part of a case that only the scorer may see."""
 
     truths: tuple[Truth, ...]
     """In the order of the proposals."""
     pool_errors: int = Field(ge=0)
-    """The divisor of the published score: the errors of all patients, many of whom nobody proposes. Drawn like the
-    published counts in the published mix; the wrong proposals in every other."""
+    """The divisor of the published score: the number of errors of all patients, many of them without a proposal. Drawn
+    from the published counts in the published mix; the number of wrong proposals in every other mix."""
 
 
 class AuditCase(Case):
@@ -105,16 +105,16 @@ class AuditCase(Case):
 
 
 class LevelSpec(Strict):
-    """How the episodes of a level are drawn."""
+    """The parameters for drawing the episodes of a level."""
 
     proposals: tuple[int, int]
     about: Mapping[ErrorType, float]
-    """Weights of the rules that texts dwell on."""
+    """Weights of the rules that texts are about."""
     elsewhere: float = 0.0
-    """Of the broken records, those that break another rule than the text dwells on."""
+    """Share of the records with a breach that break another rule than the text is about."""
     citations: tuple[int, int]
     pairs: float = 0.0
-    """Of the episodes, those in which two texts dwell on the override, whoever is right."""
+    """Share of the episodes with at least two texts about the override, right or wrong ones."""
     pool_errors: Mapping[int, float] = {}
     """Published mix: the published counts of errors among all patients, with weights."""
 
@@ -144,23 +144,23 @@ PUBLISHED_LEVELS: Final[Mapping[Level, LevelSpec]] = {
         pool_errors={14: 0.06, 15: 0.14, 16: 0.24, 17: 0.56},
     ),
 }
-"""The published table: proposals, counts of errors, and how often each type is among the wrong proposals."""
+"""The published table: proposals, counts of errors, and shares of the types among the wrong proposals."""
 
 MIXES: Final[Mapping[str, tuple[Level, ...]]] = {
     **{level: (level,) for level in LEVEL_NAMES},
     **dict.fromkeys(("natural", "reporting", "published"), LEVEL_NAMES),
 }
-"""The levels of each mix, equally often."""
+"""The levels of each mix, which are equally frequent."""
 
 REJECTED: Final = 0.3
-"""Of the decisions, those that reject. Right and wrong ones alike."""
+"""Share of rejections among the decisions, the same for right and wrong ones."""
 WITHOUT_ERRORS: Final = 0.12
-"""Of the episodes, those in which the Actor is right throughout."""
+"""Share of the episodes in which every decision of the Actor is right."""
 PREVALENCES: Final = (0.2, 0.4, 0.6, 0.8)
-"""How often the Actor is wrong in the other episodes, where it is wrong at least once."""
+"""Probabilities of a wrong decision in the other episodes, each of which has at least one."""
 CONFIDENCE: Final = (0.75, 0.97)
 OTHERS: Final = (2, 3)
-"""How many patients have a record and are not proposed."""
+"""Least and greatest number of patients with a record and without a proposal."""
 
 
 pool_of = cache(pool_by_hash)  # the number of protocols is fixed, so the cache is bounded
@@ -238,7 +238,7 @@ def _draw(rng: Random, level: Level, pool: Pool, emphasis: Mapping[str, float], 
 
 
 def _wrong(rng: Random, n: int) -> list[bool]:
-    """For each proposal whether the Actor is wrong."""
+    """Whether the Actor is wrong, for each proposal."""
     if rng.random() < WITHOUT_ERRORS:
         return [False] * n
     prevalence = rng.choice(PREVALENCES)
@@ -248,7 +248,7 @@ def _wrong(rng: Random, n: int) -> list[bool]:
 
 
 def _wrong_as_published(rng: Random, n: int) -> list[bool]:
-    """The published count of wrong proposals, in any places."""
+    """Whether the Actor is wrong, for each proposal: as many as published, at random places."""
     places = set(rng.sample(range(n), max(3, int(0.45 * n))))
     return [place in places for place in range(n)]
 
@@ -288,5 +288,5 @@ def _protocol(rng: Random, level: Level, *, published: bool) -> TrialProtocol:
 
 
 def differences_of(facts: AuditFacts) -> dict[str, Differences]:
-    """For each patient the signed differences to the protocol's limits."""
+    """The signed differences to the protocol's limits, by patient."""
     return {record.patient_id: differences(record, facts.protocol) for record in facts.records}

@@ -1,8 +1,8 @@
-"""The audit as a trainer plays it: one object, reset to a case, whose public methods are the tools.
+"""The environment of an audit for trainers: one object, reset to a case, whose public methods are the tools.
 
-Every public method except `reset` is offered to the model, so there are exactly eight. The object holds the facts of a
-case alone: it could not tell right from wrong if it were asked to. Nothing that a model writes raises; what cannot be
-done is answered with a text that begins with "error:", counted, and changes nothing.
+Every public method except `reset` is offered to the model, and there are exactly eight. The docstrings of the tools are
+part of the model's prompt. The object holds only the facts of a case, so it cannot tell right from wrong. No text of a
+model raises: a call that cannot be done is answered with a text that begins with "error:", counted, and has no effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class _Invalid(Exception):
-    """A call that cannot be done, and why."""
+    """A call cannot be done. The message says why."""
 
 
 class Call(Strict):
@@ -50,19 +50,19 @@ class Call(Strict):
 
     tool: str
     arguments: dict[str, Any]
-    """As given, whatever the types."""
+    """The arguments as given, of any types."""
     result: str
     valid: bool
-    """False: it was answered with an error and did nothing."""
+    """False: the call was answered with an error and had no effect."""
 
 
 def calls_for(proposals: int) -> int:
-    """How many calls an episode with so many proposals has room for."""
+    """The limit of calls in an episode with this number of proposals."""
     return 8 * proposals + 4
 
 
 class AuditEnv:
-    """One audit in progress; `reset` starts another, of which nothing before it is left."""
+    """One audit in progress. `reset` starts another, and nothing of the one before is left."""
 
     __slots__ = ("_decided", "_differences", "_limit", "_log", "_proposals", "_records", "submitted")
 
@@ -195,7 +195,7 @@ class AuditEnv:
         return tuple(self._log)
 
     def _call(self, tool: str, arguments: dict[str, Any], answer: Callable[[], str]) -> str:
-        """Make a call and log it. An error never repeats what the model wrote, which may be of any length."""
+        """Make a call and log it. An error never repeats the text of the model, which may be of any length."""
         if self.submitted or len(self._log) >= self._limit:
             return CLOSED
         try:
@@ -220,7 +220,7 @@ ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     tool: tuple(signature(getattr(AuditEnv, tool)).parameters)[1:]
     for tool in (REVIEW, INVESTIGATE, SHAP, COHORT, TIMELINE, FLAG, APPROVE, SUBMIT)
 }
-"""The tools with the names of their arguments, all of them text and all needed."""
+"""The names of the arguments of each tool. All are texts, and all are required."""
 
 
 def _find(known: Mapping[str, T], name: object, kind: str) -> T:
@@ -235,9 +235,9 @@ def _check_text(value: object, kind: str) -> None:
 
 
 def perform(env: AuditEnv, tool: str, arguments: Mapping[str, Any]) -> str:
-    """Call a tool by its name. A call that no tool takes, for its name or its arguments, is answered and not logged.
+    """Call a tool by its name. A call with an unknown tool or other arguments is answered, but not logged.
 
-    A trainer answers such a call itself and never reaches the environment.
+    A trainer answers such a call itself, and the call never reaches the environment.
     """
     if tool not in ARGUMENTS:
         return f"error: no such tool; there are {' '.join(ARGUMENTS)}"

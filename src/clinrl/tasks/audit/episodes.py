@@ -1,7 +1,7 @@
 """Audits as transcripts: the calls of a policy or a model, and the answers of the environment.
 
-A transcript holds all that a score needs: the calls that were answered are made again in a fresh environment, so that
-the same episode earns the same, whoever played it.
+A transcript holds all that a score needs: the answered calls are made again in a fresh environment, so that the same
+episode earns the same score, whether a policy or a model played it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed
 
 APPROVED: Final = "approve"
 LABELS: Final = (APPROVED, *ERROR_TYPES)
-"""What may be decided about a proposal."""
+"""The possible decisions about a proposal."""
 
 DONE: Final = "Done."
-"""The last words of an auditor, after whom no tool is called."""
+"""The content of an auditor's last turn, which calls no tool."""
 
 
 class Outcome(NamedTuple):
@@ -53,7 +53,7 @@ def answered_calls(transcript: Transcript) -> Iterator[tuple[Call, str]]:
 
 
 def play_again(case: AuditCase, transcript: Transcript) -> Outcome:
-    """The log of an episode, its calls made again. What comes after it was handed in counts for nothing."""
+    """Make the calls of an episode again in a fresh environment. Calls after the submission count for nothing."""
     env = AuditEnv()
     env.reset(case)
     malformed = 0
@@ -74,7 +74,7 @@ def play_again(case: AuditCase, transcript: Transcript) -> Outcome:
 
 
 def parse(transcript: Transcript) -> str | Unreadable:
-    """The decisions of an audit that was handed in, as a text; Unreadable for another. Never raises."""
+    """The decisions of a submitted audit as a text; Unreadable without a submission. Never raises."""
     decided: dict[str, str] = {}
     for call, result in answered_calls(transcript):
         if call.name == SUBMIT and result == "submitted":
@@ -86,17 +86,17 @@ def parse(transcript: Transcript) -> str | Unreadable:
 
 
 def format_decisions(decided: Mapping[str, str]) -> str:
-    """Decisions as a text, by proposal."""
+    """The decisions as a text, sorted by proposal."""
     return "; ".join(f"{proposal} {what}" for proposal, what in sorted(decided.items()))
 
 
 def read_decisions(decided: str) -> dict[str, str]:
-    """The decisions in such a text, by proposal."""
+    """The decisions in a text of `format_decisions`, by proposal."""
     return dict(part.split(" ", 1) for part in decided.split("; ") if part)
 
 
 def parts(gold: str, answer: str | Unreadable) -> dict[str, tuple[str, str | Unreadable]]:
-    """For each proposal of the gold text, in its order, what was to be decided and what was."""
+    """The right and the given decision about each proposal of the gold text, in its order."""
     made = {} if isinstance(answer, Unreadable) else read_decisions(answer)
-    silence = answer if isinstance(answer, Unreadable) else Unreadable(reason="undecided")
-    return {proposal: (right, made.get(proposal, silence)) for proposal, right in read_decisions(gold).items()}
+    missing = answer if isinstance(answer, Unreadable) else Unreadable(reason="undecided")
+    return {proposal: (right, made.get(proposal, missing)) for proposal, right in read_decisions(gold).items()}

@@ -1,7 +1,7 @@
 """Reads the reason of a flag: pairs of a name and a value, and the name of the Actor's fallacy.
 
-"upper +1; generic_range" cites one value and names one fallacy. A reason is short, so that nothing is gained by
-writing everything into it, and every number in it must be true of the patient.
+"upper +1; generic_range" cites one value and names one fallacy. A reason must be short, so that a reason that lists
+everything earns nothing, and every number in it must be true of the patient.
 """
 
 import re
@@ -11,11 +11,11 @@ from clinrl.tasks.audit.phrases import FALLACY_NAMES
 from clinrl.tasks.audit.rules import Differences
 
 MAX_CHARACTERS: Final = 160
-"""A longer reason says nothing."""
+"""Most characters of a reason. A longer one is not read."""
 MAX_WORDS: Final = 8
-"""Words that may stand beside values and fallacies."""
+"""Most words besides values and fallacies."""
 MAX_BEYOND: Final = 2
-"""True values that may be cited beyond those that decide."""
+"""Most true values besides those that decide."""
 
 _FALLACIES: Final = frozenset(FALLACY_NAMES)
 _VALUE: Final = re.compile(r"[+-]?[0-9]{1,4}|none")
@@ -28,16 +28,16 @@ Claim = tuple[str, str]
 class Reason(NamedTuple):
     claims: frozenset[Claim]
     fallacies: tuple[str, ...]
-    """Every mention of one, in order."""
+    """Every mention of a fallacy, in order."""
     acceptable: bool
-    """False: too long, too many words, or a number that belongs to no name."""
+    """False: the reason is too long, has too many words, or has a number without a name."""
 
 
 NOTHING: Final = Reason(claims=frozenset(), fallacies=(), acceptable=False)
 
 
 def read(reason: str) -> Reason:
-    """What a reason cites and names. Never raises; linear in its length, of which only a bounded part is read."""
+    """The claims and fallacies in a reason. Never raises; reads nothing of a text longer than `MAX_CHARACTERS`."""
     if len(reason) > MAX_CHARACTERS:
         return NOTHING
     claims: set[Claim] = set()
@@ -50,7 +50,7 @@ def read(reason: str) -> Reason:
             fallacies.append(token)
         elif _VALUE.fullmatch(token) and name in _NAMES:
             claims.add((name, token))
-            words -= 1  # its name was no mere word
+            words -= 1  # the name was counted as a word
         elif any(character.isdigit() for character in token):
             stray = True
         else:
@@ -62,9 +62,9 @@ def read(reason: str) -> Reason:
 
 
 def truths(found: Differences) -> dict[str, frozenset[Claim]]:
-    """For each difference, and each value that has one, the claims that are true of a patient.
+    """The true claims about a patient, by the name of the value or difference.
 
-    The distance of the comorbidity from its threshold may be called by either name; its sign tells it from the value.
+    The distance of the comorbidity from its threshold may have either name; its sign tells it from the value.
     """
     claims = {
         name: frozenset({(name, str(value))})
@@ -83,7 +83,7 @@ _NAMES: Final = frozenset(
 
 
 def write(found: Differences, names: tuple[str, ...], fallacy: str) -> str:
-    """A reason that cites these differences as the tools show them, and the fallacy."""
+    """A reason that cites these differences as the tools show them, and names the fallacy if there is one."""
     cited = [f"{name.replace('_iv', ' IV')} {format_signed(getattr(found, name))}" for name in names]
     return "; ".join((*cited, fallacy) if fallacy else cited)
 
@@ -94,7 +94,7 @@ def format_signed(value: int | None) -> str:
 
 
 def supports(reason: Reason, found: Differences, deciding: tuple[str, ...]) -> bool:
-    """Whether a reason cites all that decides, nothing false, and little else."""
+    """Whether a reason cites every deciding difference, nothing false, and at most `MAX_BEYOND` other values."""
     true = truths(found)
     return (
         reason.acceptable
@@ -105,5 +105,5 @@ def supports(reason: Reason, found: Differences, deciding: tuple[str, ...]) -> b
 
 
 def names_fallacy(reason: Reason, fallacy: str) -> bool:
-    """Whether exactly one fallacy is named, once, and it is this one."""
+    """Whether a reason names exactly one fallacy, once, and it is this one."""
     return reason.acceptable and reason.fallacies == (fallacy,)

@@ -1,6 +1,6 @@
-"""What an audit's decisions are worth, over all proposals of an exam: pooled, so that a rare type counts as it occurs.
+"""The metrics of audits, pooled over all proposals of an exam, so that a rare error type counts as often as it occurs.
 
-An episode that was never handed in has no decisions: its errors are missed and its clean proposals not approved.
+An audit that was never submitted has no decisions: its errors are missed and its clean proposals not approved.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ SHORT: Final = {AGE: "age", TEMPORAL: "temporal", WINDOW: "window", OVERRIDE: "o
 
 
 def dangerous(gold: str, answer: Answer) -> bool | None:
-    """Whether an error of the Actor passed: approved, or never decided. None where the Actor makes none."""
+    """Whether an error of the Actor passed: approved, or never decided. None if the Actor makes no error."""
     errors = [proposal for proposal, right in read_decisions(gold).items() if right != APPROVED]
     if not errors:
         return None
@@ -31,8 +31,8 @@ def dangerous(gold: str, answer: Answer) -> bool | None:
 
 
 class Tally(NamedTuple):
-    """Proposals of one audit. `kinds` holds, for each error type in order, those that are so, those that are flagged
-    so, and those that are both."""
+    """Numbers of proposals of one audit. `kinds` holds, for each error type in order, the number of its errors, of its
+    flags, and of proposals that are both."""
 
     errors: int
     flags: int
@@ -44,7 +44,7 @@ class Tally(NamedTuple):
 
 @lru_cache(maxsize=1 << 16)  # a bootstrap asks about the same audits thousands of times
 def tally(gold: str, answer: Answer) -> Tally:
-    """What was right and what was decided; a flag of another type than the error's is a false alarm and a miss."""
+    """The counts of an audit. A flag of another type than the error's is both a false alarm and a miss."""
     found = parts(gold, answer).values()
     kinds = tuple(
         (
@@ -60,7 +60,7 @@ def tally(gold: str, answer: Answer) -> Tally:
 
 
 def _share(some: Callable[[Tally], int], of: Callable[[Tally], int]) -> Callable[[Counts], float]:
-    """Some proposals as a share of others, over all audits. 0 where there are no others."""
+    """A metric: the sum of `some` as a share of the sum of `of`, over all audits; 0 if the latter is 0."""
 
     def share(counts: Counts) -> float:
         part = whole = 0
@@ -92,7 +92,7 @@ def balanced_accuracy(counts: Counts) -> float:
 
 
 def _of_kind(place: int, column: int) -> Callable[[Counts], float]:
-    """Recall (column 0: of those that are so) or precision (1: of those that are flagged so) of an error type."""
+    """Recall (column 0: share of the errors) or precision (1: share of the flags) of the error type at a place."""
     return _share(lambda one: one.kinds[place][2], lambda one: one.kinds[place][column])
 
 

@@ -20,7 +20,7 @@ NUMERIC: Final[Mapping[str, Callable[[PatientRecord], float]]] = {
     "ldh": attrgetter("ldh_u_l"),
     "bmi": attrgetter("bmi_kg_m2"),
 }
-"""Features that are numbers."""
+"""Numeric features: the name of each, and the function that reads it."""
 
 CATEGORICAL: Final[Mapping[str, Callable[[PatientRecord], str]]] = {
     name: attrgetter("tumor_site" if name == "tumor" else name)
@@ -28,16 +28,16 @@ CATEGORICAL: Final[Mapping[str, Callable[[PatientRecord], str]]] = {
         "sex", "ethnicity", "stage", "outcome", "site", "country", "drug", "insurance", "smoking", "tumor", "histology",
     )
 }  # fmt: skip
-"""Features that are counted."""
+"""Categorical features, whose values are counted."""
 
 RISK_WEIGHTS: Final[Mapping[str, float]] = {
     "age": 0.02, "comorbidity": 0.15, "ecog": 0.2, "chemo": 0.05, "ldh": 0.002, "bmi": -0.01,
 }  # fmt: skip
-"""Of the linear risk score that Shapley values are taken of; an invention, the same for every protocol."""
+"""Weights of the linear risk score that Shapley values explain. Invented, and the same for every protocol."""
 
 
 def review_line(proposal: Proposal) -> str:
-    """A proposal with what the Actor argued."""
+    """A proposal with the text and citations of the Actor."""
     cites = ", ".join(proposal.citations) or "none"
     return (
         f"{proposal.proposal_id} {proposal.patient_id} {proposal.action} confidence {proposal.confidence:.2f}. "
@@ -46,7 +46,7 @@ def review_line(proposal: Proposal) -> str:
 
 
 def patient_lines(record: PatientRecord, found: Differences) -> str:
-    """A record without its three days; values that a limit applies to come first."""
+    """A record without its three days. The values that have limits come first."""
     threshold = "" if found.threshold is None else f", threshold {found.threshold:+d}"
     return (
         f"{record.patient_id} age {record.age_years}, lower {found.lower:+d}, upper {found.upper:+d}; "
@@ -59,7 +59,7 @@ def patient_lines(record: PatientRecord, found: Differences) -> str:
 
 
 def timeline_line(patient_id: str, found: Differences) -> str:
-    """Delay and death of a patient, the delay against both windows whatever the stage."""
+    """The delay and death of a patient. The delay is compared with both windows at every stage."""
     return (
         f"{patient_id} delay {found.delay_days}, standard {found.standard:+d}, stage IV {found.stage_iv:+d}, "
         f"death {format_signed(found.death)}"
@@ -69,8 +69,8 @@ def timeline_line(patient_id: str, found: Differences) -> str:
 def shapley_line(record: PatientRecord, cohort: Sequence[PatientRecord], feature: str) -> str:
     """The Shapley value of a numeric feature in the linear risk score, against the mean of the cohort.
 
-    Of a linear score that value is exactly its weight times the distance from the mean. Raises KeyError for a feature
-    that is not numeric.
+    For a linear score the Shapley value is exactly the weight times the distance from the mean. Raises KeyError for a
+    feature that is not numeric.
     """
     read = NUMERIC[feature]
     mean = _mean(cohort, read)

@@ -1,7 +1,7 @@
 """Draws the record of a patient who breaks one given rule, or none, close to the limits.
 
-What is near a limit lies on both sides of it in the same way: a breach exceeds its limit by as many years or days as a
-valid value stays inside. All other fields have the published distributions, and know nothing of the labels.
+Values near a limit lie alike on both sides of it: a breach exceeds its limit by as many years or days as a valid value
+stays within it. All other fields have the published distributions, and are independent of the labels.
 """
 
 from random import Random
@@ -20,15 +20,15 @@ from clinrl.tasks.audit.rules import (
 )
 
 NEAR_SHARE: Final = 0.85
-"""Of the breaches, and of the valid values of the rule that a proposal is about, those close to the limit."""
+"""Share of near values among the breaches, and among valid values of the rule that a proposal is about."""
 NEAR: Final = 6
-"""Years or days from a limit, at most, that are near."""
+"""Greatest distance from a limit, in years or days, that counts as near."""
 FAR: Final = 12
-"""The farthest that a breach, or a valid value of the rule concerned, lies from the limit."""
+"""Greatest distance of a breach, or of a valid value of the rule concerned, from the limit."""
 BY_CHANCE: Final = 0.25
-"""How often a value of another rule is near its limit too."""
+"""Probability that a value of another rule is near its limit too."""
 REVOKED_TRAPS: Final = 0.2
-"""Of the valid records about the override, those above the threshold but within the shorter window."""
+"""Share of the valid records about the override that are above the threshold but within the shorter window."""
 LOWEST_AGE_YEARS: Final = 10
 FIRST_DAY, LAST_DAY = 0, 850
 DEATH_SHARE: Final = dict(zip(STAGES, (0.04, 0.08, 0.16, 0.32), strict=True))
@@ -52,9 +52,9 @@ HISTOLOGIES: Final = ("adenocarcinoma", "squamous", "small cell", "large cell", 
 def draw_patient(
     rng: Random, protocol: TrialProtocol, patient_id: str, *, broken: ErrorType | None, about: ErrorType | None
 ) -> PatientRecord:
-    """A record that breaks `broken` and no other rule, and lies near the limit of the rule that it is `about`.
+    """A record that breaks `broken` and no other rule, mostly near the limit of the rule that it is `about`.
 
-    Where both are rules about delays, the record is near the limit of the broken one alone.
+    If both are rules about delays, the record is near the limit of the broken one alone.
     """
     stage, comorbidity, delay_days = _timing(rng, protocol, broken, about)
     enrolled_day = rng.randint(FIRST_DAY, LAST_DAY)
@@ -93,7 +93,7 @@ def _near(rng: Random, rule: ErrorType, about: ErrorType | None) -> bool:
 
 
 def _distance(rng: Random, least: int, most: int = FAR) -> int:
-    """The distance of a value from its limit, `least` to `most`: 1 or more beyond it, 0 or more inside it."""
+    """The distance of a value from its limit, `least` to `most`. `least` is 1 beyond the limit and 0 within it."""
     if rng.random() < NEAR_SHARE or most <= NEAR:
         return rng.randint(least, min(NEAR, most))
     return rng.randint(NEAR + 1, most)
@@ -113,7 +113,7 @@ def _age_years(rng: Random, protocol: TrialProtocol, *, breached: bool, near: bo
 
 
 def _survival_days(rng: Random, stage: Stage, *, breached: bool, near: bool) -> int | None:
-    """Days from treatment to death, below 0 if that rule is broken; None: alive."""
+    """Days from treatment to death, below 0 if the temporal rule is `breached`; None: alive."""
     if breached:
         return -_distance(rng, 1)
     if near:
@@ -136,7 +136,7 @@ def _timing(
         if rng.random() < REVOKED_TRAPS:
             delay = max(1, window - _distance(rng, 0))
             return "IV", _revoking(rng, protocol), delay
-        highest = _threshold(protocol)  # what an override miss looks like, but for a comorbidity that is not above this
+        highest = _threshold(protocol)  # as for an override miss, except that the comorbidity is at most this
         comorbidity = highest - rng.randint(0, min(3, highest))
         return "IV", comorbidity, _within_extension(rng, protocol)
     stage = _stage(rng, iv=rng.random() < (0.4 if about == WINDOW else STAGE_WEIGHTS[-1]))
@@ -159,12 +159,12 @@ def _revoking(rng: Random, protocol: TrialProtocol) -> int:
 
 def _threshold(protocol: TrialProtocol) -> int:
     if protocol.comorbidity_threshold is None:
-        raise ValueError(f"protocol {protocol.protocol_id} has no comorbidity threshold, so nothing is about it")
+        raise ValueError(f"protocol {protocol.protocol_id} has no comorbidity threshold, so no record can be about it")
     return protocol.comorbidity_threshold
 
 
 def _comorbidity(rng: Random, protocol: TrialProtocol) -> int:
-    """Any comorbidity; near the threshold by chance."""
+    """Any comorbidity; near the threshold with the probability `BY_CHANCE`."""
     limit = protocol.comorbidity_threshold
     if limit is None or rng.random() >= BY_CHANCE:
         return rng.choice(COMORBIDITIES)

@@ -1,7 +1,7 @@
-"""What the Actor writes: a fallacy about one rule, and a conclusion.
+"""The texts of the Actor: a fallacy about one rule, and a conclusion.
 
-Every fallacy exists for both actions in words of the same kind, and no sentence holds a number, so that a sentence
-says which rule the Actor dwelt on and how it argued, and nothing about whether it is right.
+Every fallacy exists for both actions in words of the same kind, and no sentence holds a number. So a text shows its
+rule and its argument, but not whether the Actor is right.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ FALLACY_NAMES: Final[tuple[str, ...]] = tuple(name for named in FALLACIES.values
 
 
 class Argument(NamedTuple):
-    """What a text of the Actor argues."""
+    """The rule and the fallacy of a text of the Actor."""
 
     rule: ErrorType
     fallacy: str
@@ -54,5 +54,5 @@ def argue(rng: Random, rule: ErrorType, fallacy: str, action: Action) -> str:
 
 
 def find_argument(text: str) -> Argument | None:
-    """Which rule and fallacy a text of the Actor holds; None for any other text."""
+    """The rule and the fallacy of a text of the Actor; None for any other text."""
     return next((found for wording, found in _ARGUMENTS.items() if wording in text), None)

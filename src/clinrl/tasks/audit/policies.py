@@ -1,7 +1,7 @@
-"""Auditors without a model: a mediocre one, and those that look for pay without reading.
+"""Auditors without a model: a mediocre one, and lazy ones that seek reward without reading.
 
-A policy gives turns, and a turn is a list of calls. Those that read look a proposal up in the turn in which they decide
-the one before it, so that what they copy was read a moment ago.
+A policy gives turns, and a turn is a list of calls. A policy that makes look-ups decides a proposal in the turn
+after its look-ups, together with the look-ups of the next one, so that it copies from answers that it has just read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,40 +35,40 @@ MEDIOCRE: Final[Mapping[str, float]] = {
     "override": 0.5,  # grants the longer window whatever the comorbidity
     "fallacy": 0.3,  # does not name the fallacy
     "reason": 0.2,  # gives no distances
-    "coin": 0.03,  # turns its decision round
+    "coin": 0.03,  # reverses its decision
 }
-"""How often the mediocre reader slips, per proposal. A share of 0 is drawn too, or other slips would follow."""
+"""Probability of each slip of the mediocre reader, per proposal. One of 0 is drawn too: it keeps the other draws."""
 
 RULES: Final = tuple(name for name in MEDIOCRE if name != "coin")
-"""What a reader may leave out: all of these but chance."""
+"""The slips that `omit` may name: all except chance."""
 
 
 class Turn(NamedTuple):
-    """What an auditor thinks, and does."""
+    """The notes and the actions of an auditor in one turn."""
 
     notes: str
     actions: list[Action]
 
 
 def mediocre(case: AuditCase, rng: Random) -> Turns:
-    """Decides by the rules, from what the tools show, slipping as often as `MEDIOCRE` says."""
+    """Decides by the rules from the answers of the tools, with slips at the rates of `MEDIOCRE`."""
     return [
         turn.actions
-        for turn in _note(case, lambda: frozenset(name for name, share in MEDIOCRE.items() if rng.random() < share))
+        for turn in _audit(case, lambda: frozenset(name for name, share in MEDIOCRE.items() if rng.random() < share))
     ]
 
 
 def work(case: AuditCase, omit: frozenset[str] = frozenset()) -> list[Turn]:
-    """The turns of a reader who leaves out these `RULES` throughout, with what is noted before each decision."""
-    return _note(case, lambda: omit)
+    """The turns of a reader who always leaves out these `RULES`, with notes before each decision."""
+    return _audit(case, lambda: omit)
 
 
 def read_signs(case: AuditCase, rng: Random) -> Turns:
-    """Goes by the signs of the distances alone: to pass the window is an error, whatever stage and comorbidity are."""
-    return [turn.actions for turn in _note(case, frozenset, lambda found: found._replace(stage="I", threshold=None))]
+    """Decides by the signs of distances alone: a delay beyond the window is an error at any stage and comorbidity."""
+    return [turn.actions for turn in _audit(case, frozenset, lambda found: found._replace(stage="I", threshold=None))]
 
 
-def _note(
+def _audit(
     case: AuditCase,
     omits: Callable[[], frozenset[str]],
     view: Callable[[Differences], Differences] = lambda found: found,
@@ -96,7 +96,7 @@ def _decide(one: Proposal, found: Differences, omit: frozenset[str]) -> Turn:
 
 
 def _notes(one: Proposal, found: Differences, broken: ErrorType | None, *, wrong: bool) -> str:
-    """The distances that settle every rule, what they amount to, and what that makes of the Actor's decision."""
+    """The distances that settle every rule, the broken rule, and whether the Actor's decision is right."""
     threshold = "" if found.threshold is None else f", threshold {found.threshold:+d}"
     return (
         f"{one.proposal_id}: lower {found.lower:+d}, upper {found.upper:+d}; death {format_signed(found.death)}; "
@@ -106,7 +106,7 @@ def _notes(one: Proposal, found: Differences, broken: ErrorType | None, *, wrong
 
 
 def _broken(found: Differences, omit: frozenset[str]) -> ErrorType | None:
-    """The rule that the signs of the differences show to be broken; written apart from `rules.violations`."""
+    """The rule that the signs of the differences show to be broken; written independently of `rules.violations`."""
     if "age" not in omit and (found.upper > 0 or (found.lower < 0 and "age_bound" not in omit)):
         return AGE
     if "death" not in omit and found.death is not None and found.death < 0:
@@ -139,19 +139,19 @@ def _submit(report: str = REPORT) -> Action:
 
 
 def look_up_and_decide(case: AuditCase, decided: Sequence[Action]) -> Turns:
-    """Looks each proposal up, and decides it in the turn in which the next one is looked up."""
-    looked = [_look_ups(one.proposal_id, one.patient_id) for one in case.facts.proposals]
-    after = [*looked[1:], [_submit()]]
-    return [looked[0], *([decision, *next_] for decision, next_ in zip(decided, after, strict=True))]
+    """Looks up each proposal, and decides it in the turn that looks up the next one."""
+    look_ups = [_look_ups(one.proposal_id, one.patient_id) for one in case.facts.proposals]
+    after = [*look_ups[1:], [_submit()]]
+    return [look_ups[0], *([decision, *next_] for decision, next_ in zip(decided, after, strict=True))]
 
 
-def _bare(case: AuditCase, decided: Sequence[Action]) -> Turns:
-    """Decides everything at once without a look."""
+def _decide_at_once(case: AuditCase, decided: Sequence[Action]) -> Turns:
+    """Decides everything at once without a look-up."""
     return [[*decided, _submit()]]
 
 
-def _all(decide: Callable[[Proposal, AuditCase, Random], Action], layout: Callable[..., Turns]) -> Policy:
-    """Decides every proposal by what the prompt and the text say."""
+def _policy_of(decide: Callable[[Proposal, AuditCase, Random], Action], layout: Callable[..., Turns]) -> Policy:
+    """The policy that makes each decision with `decide`, and its turns with `layout`."""
     return lambda case, rng: layout(case, [decide(one, case, rng) for one in case.facts.proposals])
 
 
@@ -176,33 +176,33 @@ def _tosses(one: Proposal, case: AuditCase, rng: Random) -> Action:
 
 
 def _doubts(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    """Flags what the Actor is unsure of."""
+    """Flags decisions with a confidence below `THRESHOLD`."""
     return (_flags if one.confidence < THRESHOLD else _approves)(one, case, rng)
 
 
 def _distrusts(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    """Flags everything for the rule and with the fallacy of the text."""
+    """Flags everything, with the rule and the fallacy of the text."""
     argument = find_argument(one.text) or Argument(commonest(case), "")
     return flag(one.proposal_id, argument.rule, argument.fallacy)
 
 
 def _gambles(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    """The same for every other proposal."""
+    """Does the same with a probability of a half, and approves otherwise."""
     return (_distrusts if rng.random() < 0.5 else _approves)(one, case, rng)
 
 
 def _quotes(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    """Flags as the text suggests, for the distances that the tools show, whatever they amount to."""
+    """Flags everything, with the rule and fallacy of the text and the distances of the rule, whatever their values."""
     argument = find_argument(one.text) or Argument(commonest(case), "")
     found = differences_of(case.facts)[one.patient_id]
     return flag(one.proposal_id, argument.rule, write(found, deciding(argument.rule, found), argument.fallacy))
 
 
 def one_flag_with_distances(case: AuditCase, rng: Random) -> Turns:
-    """Flags one proposal, any, with the distances of its patient, and approves the others."""
-    any_ = rng.randrange(len(case.facts.proposals))
+    """Flags one random proposal with the distances of its patient, and approves the others."""
+    flagged = rng.randrange(len(case.facts.proposals))
     decided = [
-        (_quotes if place == any_ else _approves)(one, case, rng) for place, one in enumerate(case.facts.proposals)
+        (_quotes if place == flagged else _approves)(one, case, rng) for place, one in enumerate(case.facts.proposals)
     ]
     return look_up_and_decide(case, decided)
 
@@ -213,15 +213,15 @@ _KEYWORDS: Final = " ".join(
 
 
 def tool_farming(case: AuditCase, rng: Random) -> Turns:
-    """Looks up all that there is, as long as it may, decides nothing, and hands in."""
-    looked = [action for one in case.facts.proposals for action in _look_ups(one.proposal_id, one.patient_id)]
-    looked += [(COHORT, {"feature": feature}) for feature in (*NUMERIC, *CATEGORICAL)]
-    looked += [
+    """Makes up to eight look-ups per proposal, decides nothing, and submits."""
+    look_ups = [action for one in case.facts.proposals for action in _look_ups(one.proposal_id, one.patient_id)]
+    look_ups += [(COHORT, {"feature": feature}) for feature in (*NUMERIC, *CATEGORICAL)]
+    look_ups += [
         (SHAP, {"patient_id": one.patient_id, "feature": feature})
         for one in case.facts.proposals
         for feature in NUMERIC
     ]
-    return [looked[: 8 * len(case.facts.proposals)], [_submit()]]
+    return [look_ups[: 8 * len(case.facts.proposals)], [_submit()]]
 
 
 TRIVIAL: Final[Mapping[str, Policy]] = {
@@ -229,22 +229,24 @@ TRIVIAL: Final[Mapping[str, Policy]] = {
     "submit_only": lambda case, rng: [[_submit("")]],
     "report_only": lambda case, rng: [[_submit(f"All proposals were audited with care for {_KEYWORDS}.")]],
     "tool_farming": tool_farming,
-    "approve_all": _all(_approves, _bare),
-    "approve_all_diligent": _all(_approves, look_up_and_decide),
-    "flag_all": _all(_flags, _bare),
-    "flag_all_diligent": _all(_flags, look_up_and_decide),
-    "coin": _all(_tosses, _bare),
-    "coin_diligent": _all(_tosses, look_up_and_decide),
-    "confidence_threshold": _all(_doubts, _bare),
-    "confidence_threshold_diligent": _all(_doubts, look_up_and_decide),
-    "text_only": _all(_distrusts, look_up_and_decide),
-    "text_coin": _all(_gambles, look_up_and_decide),
+    "approve_all": _policy_of(_approves, _decide_at_once),
+    "approve_all_diligent": _policy_of(_approves, look_up_and_decide),
+    "flag_all": _policy_of(_flags, _decide_at_once),
+    "flag_all_diligent": _policy_of(_flags, look_up_and_decide),
+    "coin": _policy_of(_tosses, _decide_at_once),
+    "coin_diligent": _policy_of(_tosses, look_up_and_decide),
+    "confidence_threshold": _policy_of(_doubts, _decide_at_once),
+    "confidence_threshold_diligent": _policy_of(_doubts, look_up_and_decide),
+    "text_only": _policy_of(_distrusts, look_up_and_decide),
+    "text_coin": _policy_of(_gambles, look_up_and_decide),
     "one_flag_with_distances": one_flag_with_distances,
-    "flag_all_with_distances": _all(_quotes, look_up_and_decide),
-    "copy_the_example": _all(lambda one, case, rng: flag(one.proposal_id, AGE, EXAMPLE_REASON), look_up_and_decide),
-    "keyword_stuffing": _all(
+    "flag_all_with_distances": _policy_of(_quotes, look_up_and_decide),
+    "copy_the_example": _policy_of(
+        lambda one, case, rng: flag(one.proposal_id, AGE, EXAMPLE_REASON), look_up_and_decide
+    ),
+    "keyword_stuffing": _policy_of(
         lambda one, case, rng: flag(one.proposal_id, commonest(case), _KEYWORDS), look_up_and_decide
     ),
 }
-"""Policies that decide by no record. The diligent ones call every look-up and do not heed what it says; those with
-distances copy them into a reason."""
+"""Policies that ignore the records in their decisions. The diligent ones make every look-up and ignore its answer;
+those with distances copy them into a reason."""

@@ -8,7 +8,7 @@ from clinrl.tasks.audit.rules import TrialProtocol
 from clinrl.types import Message
 
 EXAMPLE_REASON: Final = "upper +3; generic_range"
-"""Shows the form of a reason."""
+"""An example of the form of a reason."""
 
 SYSTEM: Final = (
     "You audit an Actor that cleared or rejected patients of a clinical trial. An error is a patient cleared although "

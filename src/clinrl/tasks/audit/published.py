@@ -1,7 +1,7 @@
 """The published rewards: the episode score that trained the adapter, and the table of bonuses that was advertised.
 
-The episode score divides by the errors of all patients, most of whom nobody proposes, so that no audit reaches 1, and
-does not look at the type of a flag. Both pay for look-ups whatever becomes of them.
+The episode score divides by the errors of all patients, most of whom have no proposal, so that no audit reaches 1, and
+it ignores the type of a flag. Both pay for look-ups, whether or not they are used.
 """
 
 import math
@@ -17,7 +17,7 @@ from clinrl.tasks.parts import Finite, Weight
 from clinrl.types import Strict
 
 MAX_CALLS: Final = calls_for(MAX_PROPOSALS)
-"""Of the largest episode; what the declared range of the bonuses rests on."""
+"""The limit of calls in the largest episode. The declared range of the bonuses rests on it."""
 
 
 class Episode(Strict):
@@ -32,7 +32,7 @@ class Episode(Strict):
     beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.5
     """Beta of F-beta, above 0."""
     actions_per_error: Annotated[float, Field(gt=0.0)] = 3.0
-    """How many distinct actions for each error earn the whole weight of activity."""
+    """Number of distinct actions per error that earns the whole weight of activity."""
     floor: Finite = 0.01
     """Least total."""
     ceiling: Finite = 0.99
@@ -42,7 +42,7 @@ class Episode(Strict):
 
 
 class Dense(Strict):
-    """The numbers of the published table, in the later of its two versions, all of them added up."""
+    """The numbers of the published table of bonuses, in the later of its two versions. The score is their sum."""
 
     flag: Finite = 0.30
     """Flag of an error, whatever its type."""
@@ -57,9 +57,9 @@ class Dense(Strict):
     look_up: Finite = 0.10
     """Investigation, or audit of the dates, of a patient who breaks a rule."""
     idle_look_up: Finite = 0.02
-    """The same of another patient, or a Shapley value that does not matter."""
+    """The same for another patient, or a Shapley value that does not matter."""
     shap: Finite = 0.12
-    """Shapley value that matters to the rule which the patient breaks."""
+    """Shapley value that matters to the rule that the patient breaks."""
     cohort: Finite = 0.06
     """Look at the cohort."""
     fallacy: Finite = 0.05
@@ -92,7 +92,7 @@ class Dense(Strict):
 
     @property
     def low(self) -> float:
-        """A bound below every total: the largest episode, all of it at the worst price."""
+        """A lower bound of every total: the largest episode, with everything at the worst price."""
         flag = self.flag + min(self.fallacy, 0.0)
         decision = min(flag, self.false_flag, self.approval, self.false_approval, 0.0)
         call = min(*self._calls, 0.0) + min(self.step, 0.0)
@@ -100,9 +100,9 @@ class Dense(Strict):
 
     @property
     def high(self) -> float:
-        """A bound above every total: the largest episode, all of it at the best price."""
+        """An upper bound of every total: the largest episode, with everything at the best price."""
         decision = max(self.flag + max(self.fallacy, 0.0), self.approval, self.false_flag, self.false_approval, 0.0)
-        call = max(*self._calls, 0.0) + max(self.step, 0.0) + max(self.invalid, 0.0)  # as many malformed ones beside
+        call = max(*self._calls, 0.0) + max(self.step, 0.0) + max(self.invalid, 0.0)  # as many malformed ones besides
         return MAX_PROPOSALS * decision + MAX_CALLS * call + sum(max(part, 0.0) for part in self._report)
 
 
@@ -120,17 +120,17 @@ REPORT_HITS: Final = 2
 RELEVANT: Final[Mapping[ErrorType, frozenset[str]]] = {
     AGE: frozenset({"age"}), OVERRIDE: frozenset({"comorbidity"}), TEMPORAL: frozenset(), WINDOW: frozenset(),
 }  # fmt: skip
-"""The features whose Shapley value matters to a rule, of those that can be asked for here."""
+"""The features whose Shapley value matters to each rule, among those that a model can request here."""
 
 
 def f_beta(precision: float, recall: float, beta: float) -> float:
-    """The weighted harmonic mean of both, 0 to 1; 0 if both are 0."""
+    """The weighted harmonic mean of precision and recall, 0 to 1; 0 if both are 0."""
     weighted = beta**2 * precision + recall
     return (1 + beta**2) * precision * recall / weighted if weighted else 0.0
 
 
 def episode(case: AuditCase, log: Sequence[Call], numbers: Episode) -> dict[str, float]:
-    """The terms of the published episode score; `clipping` is what its rounding and clipping add."""
+    """The terms of the published episode score; `clipping` is the change by its rounding and clipping."""
     wrong = {truth.proposal_id for truth in case.key.truths if truth.error is not None}
     flags = [call.arguments["proposal_id"] in wrong for call in log if call.valid and call.tool == FLAG]
     approvals = [call.arguments["proposal_id"] not in wrong for call in log if call.valid and call.tool == APPROVE]
@@ -140,7 +140,7 @@ def episode(case: AuditCase, log: Sequence[Call], numbers: Episode) -> dict[str,
         base, slope = numbers.without_errors
         terms = {"approvals": slope * quality, "activity": base}
     else:
-        actions = {key for call in log if (key := _rewarded(call)) is not None}
+        actions = {key for call in log if (key := _action_key(call)) is not None}
         terms = {
             "detection": numbers.detection * f_beta(sum(flags) / max(1, len(flags)), sum(flags) / errors, numbers.beta),
             "approvals": numbers.approvals * quality,
@@ -151,8 +151,8 @@ def episode(case: AuditCase, log: Sequence[Call], numbers: Episode) -> dict[str,
     return terms
 
 
-def _rewarded(call: Call) -> tuple[str, ...] | None:
-    """What makes an action distinct; None for one that earns nothing. A report has no effect."""
+def _action_key(call: Call) -> tuple[str, ...] | None:
+    """The identity of an action that counts; None for an invalid call, and for a report, which has no effect."""
     if not call.valid or call.tool == SUBMIT:
         return None
     return call.tool, *(
@@ -161,7 +161,7 @@ def _rewarded(call: Call) -> tuple[str, ...] | None:
 
 
 def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) -> dict[str, float]:
-    """The terms of the published table, added up. The range holds for as many malformed calls as a log has room for."""
+    """The sums of the published bonuses by term. At most `MAX_CALLS` malformed calls count, so that the range holds."""
     truths = {truth.proposal_id: truth for truth in case.key.truths}
     broken = {proposal.patient_id: truths[proposal.proposal_id].broken for proposal in case.facts.proposals}
     terms = dict.fromkeys(("detection", "approvals", "fallacy", "look_ups", "report", "steps", "invalid"), 0.0)
@@ -174,7 +174,7 @@ def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) 
             terms["invalid"] += numbers.decided_twice if twice else numbers.invalid
             continue
         terms["steps"] += numbers.step
-        key = _rewarded(call)
+        key = _action_key(call)
         if key is not None and key in seen:
             terms["look_ups"] += numbers.duplicate
             continue
@@ -199,7 +199,7 @@ def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) 
 
 
 def _names_one(proposal_id: Any, seen: set[tuple[str, ...]]) -> bool:
-    """Whether this is a proposal that was decided; it may be of any type."""
+    """Whether this is the id of a decided proposal. A model may have given a value of any type."""
     return isinstance(proposal_id, str) and any((tool, proposal_id) in seen for tool in (FLAG, APPROVE))
 
 

@@ -1,4 +1,4 @@
-"""How an audit was done, episode by episode: what was looked up before deciding, and what calls were wasted."""
+"""Measures of how an episode was audited: look-ups before decisions, evidence, and wasted calls."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -11,8 +11,8 @@ from clinrl.types import Transcript
 
 
 def detection_of(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
-    """F-beta of the grounded flags times the share of clean proposals approved, 0 to 1: what the corrected reward pays
-    most for. 0 for an audit that was not handed in."""
+    """The detection of the default corrected reward, 0 to 1: F-beta of the grounded flags times the share of clean
+    proposals approved. 0 for an audit that was not submitted."""
     done = play_again(case, transcript)
     return detection(case, decisions(case, done.log), Corrected()) if done.submitted else 0.0
 
@@ -20,7 +20,7 @@ def detection_of(case: AuditCase, transcript: Transcript, responses: Responses) 
 def _share(
     holds: Callable[[Decided], bool], among: Callable[[Decided], bool] = lambda one: True
 ) -> Callable[[AuditCase, Transcript, Responses], float | None]:
-    """Share of the decisions, among some, of which something holds. None where there are none."""
+    """A measure: the share of the decisions in `among` for which `holds` is true. None without such decisions."""
 
     def share(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
         verdicts = [holds(one) for one in decisions(case, play_again(case, transcript).log) if among(one)]
@@ -30,21 +30,21 @@ def _share(
 
 
 def invalid_share(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the calls that did nothing: refused, or not to be read. None without a call."""
+    """Share of the calls without effect: refused or unreadable ones. None without a call."""
     done = play_again(case, transcript)
     refused = sum(not call.valid for call in done.log) + done.malformed
     return refused / (len(done.log) + done.malformed) if done.log or done.malformed else None
 
 
 def calls_per_decision(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Calls for each decision that was made, those that did nothing too. None where nothing is decided."""
+    """Calls per decision, those without effect included. None without a decision."""
     done = play_again(case, transcript)
     made = len(decisions(case, done.log))
     return (len(done.log) + done.malformed) / made if made else None
 
 
 def economy(case: AuditCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Calls that the episode needs for each that was made, at most 1. None without a call."""
+    """Number of calls that the episode needs, divided by the number of logged calls; at most 1. None without a call."""
     done = play_again(case, transcript)
     needed = NEEDED_CALLS * len(case.facts.proposals) + 1
     return min(1.0, needed / len(done.log)) if done.log else None
@@ -52,9 +52,9 @@ def economy(case: AuditCase, transcript: Transcript, responses: Responses) -> fl
 
 QUALITIES: Final[Mapping[str, Quality]] = {
     "detection": Quality(of=detection_of, worse="lower"),
-    # Of all decisions, those before which everything was looked up.
+    # Share of all decisions that follow every look-up.
     "grounded": Quality(of=_share(lambda one: one.grounded), worse="lower"),
-    # Of the flags of the right type, those whose reason holds right evidence, and those that name the Actor's fallacy.
+    # Shares of the flags of the right type: with right evidence in the reason, and with the name of the fallacy.
     "evidence": Quality(of=_share(lambda one: one.evident, lambda one: one.typed), worse="lower"),
     "fallacy_named": Quality(of=_share(lambda one: one.understood, lambda one: one.typed), worse="lower"),
     "invalid_calls": Quality(of=invalid_share, worse="higher"),

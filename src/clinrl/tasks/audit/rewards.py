@@ -25,10 +25,10 @@ TERMS: Final = (
     "detection", "evidence", "fallacy", "steps", "invalid", "unsubmitted", "malformed", "approvals", "activity",
     "clipping", "look_ups", "report",
 )  # fmt: skip
-"""Every term of a score, always all of them: zero where it does not apply."""
+"""The terms of a score. Every score has all of them; a term that does not apply is zero."""
 
 NEEDED_CALLS: Final = 4
-"""Per proposal: three look-ups and a decision. Handing in is one more."""
+"""Needed calls per proposal: three look-ups and a decision. The report is one more call."""
 
 
 class Corrected(Strict):
@@ -68,7 +68,7 @@ class Corrected(Strict):
 
 
 class Reward(Strict):
-    """Which reward, and every number of each."""
+    """The kind of reward, and every number of each kind."""
 
     kind: Literal["published_episode", "published_dense", "corrected"] = "corrected"
     """Which of the three blocks below pays: corrected, episode or dense."""
@@ -98,18 +98,18 @@ CORRECTED: Final = Reward()
 
 
 class Decided(NamedTuple):
-    """What was decided about one proposal, and what it is worth."""
+    """One decision about a proposal, and its merits."""
 
     truth: Truth
     flagged: bool
     grounded: bool
-    """Reviewed, and the patient investigated and audited for dates, before the decision."""
+    """The proposal was reviewed, and the patient investigated and audited for dates, before the decision."""
     typed: bool
-    """Flagged with the right type."""
+    """The proposal was flagged with the right type."""
     evident: bool
-    """And its reason gives right evidence."""
+    """The flag is typed, and its reason gives right evidence."""
     understood: bool
-    """And its reason names the Actor's fallacy."""
+    """The flag is typed, and its reason names the Actor's fallacy."""
 
     @property
     def right(self) -> bool:
@@ -118,7 +118,7 @@ class Decided(NamedTuple):
 
 
 def decisions(case: AuditCase, log: Sequence[Call]) -> tuple[Decided, ...]:
-    """Every decision, in the order of the log. Pure; never raises on what a model wrote."""
+    """Every decision, in the order of the log. Pure; no text of a model makes it raise."""
     truths = {truth.proposal_id: truth for truth in case.key.truths}
     patients = {proposal.proposal_id: proposal.patient_id for proposal in case.facts.proposals}
     found = differences_of(case.facts)
@@ -152,7 +152,7 @@ def decisions(case: AuditCase, log: Sequence[Call]) -> tuple[Decided, ...]:
 def detection(case: AuditCase, made: Sequence[Decided], numbers: Corrected) -> float:
     """F-beta of the flags times specificity, 0 to 1: 1 if every error is flagged well and all else approved.
 
-    Without errors F is 1, without clean proposals specificity is 1; what is undecided counts as neither.
+    Without errors F is 1; without clean proposals specificity is 1. An undecided proposal counts as neither.
     """
     errors = sum(truth.error is not None for truth in case.key.truths)
     clean = len(case.key.truths) - errors
@@ -172,8 +172,8 @@ def _worth(one: Decided, numbers: Corrected) -> float:
 def score(case: AuditCase, log: Sequence[Call], *, submitted: bool, malformed: int, reward: Reward) -> Score:
     """The reward of an episode, taken apart into all of `TERMS`; it lies in [reward.low, reward.high].
 
-    `malformed`: calls that could not be read or that no tool takes; they are not in the log. Raises nothing on what a
-    model wrote.
+    `malformed`: calls that could not be read or that no tool takes; they are not in the log. No text of a model
+    makes it raise.
     """
     terms = dict.fromkeys(TERMS, 0.0)
     if reward.kind == "published_episode":

@@ -25,7 +25,7 @@ STAGES: Final[tuple[Stage, ...]] = ("I", "II", "III", "IV")
 
 
 class TrialProtocol(Strict):
-    """What the trial asks of its patients."""
+    """The limits that the trial sets for its patients."""
 
     protocol_id: str = Field(min_length=1)
     age_min_years: int = Field(ge=0, le=110)
@@ -37,7 +37,7 @@ class TrialProtocol(Strict):
     stage_iv_window_days: int = Field(ge=1)
     """Longest delay in stage IV."""
     comorbidity_threshold: int | None = Field(default=None, ge=0)
-    """Above it a stage IV patient has the window of all others. None: comorbidity does not matter."""
+    """Comorbidity above which a stage IV patient has the window of all others. None: comorbidity does not matter."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -79,7 +79,7 @@ class PatientRecord(Strict):
 
 
 class Differences(NamedTuple):
-    """How far a record lies from each limit, signed; what the tools show of it."""
+    """The signed distances of a record from each limit, and the values that the tools show with them."""
 
     age_years: int
     lower: int

@@ -29,11 +29,11 @@ POLICIES = lazy_policies(
     hedge=f"<answer>{LABELS[0]} or {LABELS[1]}</answer>",
     truncated=write_answer("", "The procedure shows", "max_tokens"),
 )
-"""Ways to answer without reading, and the mediocre reader."""
+"""The lazy policies, which answer without reading a case, and the mediocre reader."""
 
 
 def _swapped(case: ImagingCase) -> ImagingCase | None:
-    """Only of drawn cases: studies of other conditions are drawn like them."""
+    """The case with studies of other conditions. None for an imported case, and for one without studies."""
     if isinstance(case.key, ImportedKey):
         return None
     s, found = case.key.scenario, case.key.studies
@@ -41,7 +41,7 @@ def _swapped(case: ImagingCase) -> ImagingCase | None:
 
 
 def _contradicted(case: ImagingCase) -> ImagingCase | None:
-    """Only where a study bears on the request: elsewhere there is nothing to contradict. Only of drawn cases."""
+    """The case with studies that report a false yield. None for an imported case, and where no study bears on it."""
     if isinstance(case.key, ImportedKey):
         return None
     s, found = case.key.scenario, case.key.studies
@@ -55,19 +55,19 @@ _LABEL_IN_TEXT = r"(?i)usually (?:not )?appropriate|may be appropriate|\b[1-9] o
 
 
 def _cluster(case: ImagingCase) -> str:
-    """The condition: its cases share a chapter of the guideline. A hash of its name if it is imported."""
+    """The condition, since its cases share a chapter of the guideline. For an imported case, a hash of its name."""
     if isinstance(case.key, ImportedKey):
         return pseudonym("condition", normalise(case.facts.condition))
     return case.key.scenario.condition
 
 
 def _cost(gold: str, answer: str | Unreadable) -> float:
-    """0 to 1: half for one step between labels, all for two and for an unreadable answer."""
+    """The cost of an answer, 0 to 1: 0.5 for a label one step off, 1 for two steps and for an unreadable answer."""
     return 1.0 if isinstance(answer, Unreadable) else abs(LABELS.index(answer) - LABELS.index(gold)) / 2
 
 
 def _shows_pregnancy(case: ImagingCase) -> bool:
-    return "pregnant" in case.facts.variant.lower() and RADIATION.get(_named(case), 0) >= 2
+    return "pregnant" in case.facts.variant.lower() and RADIATION.get(_modality_of(case), 0) >= 2
 
 
 def _shows_weak_kidneys(case: ImagingCase) -> bool:
@@ -76,12 +76,12 @@ def _shows_weak_kidneys(case: ImagingCase) -> bool:
 
 
 def _shows_a_repeat(case: ImagingCase) -> bool:
-    named = _named(case)
+    named = _modality_of(case)
     return named is not None and any(f"{one} was unclear" in case.facts.variant for one in (named, named.capitalize()))
 
 
-def _named(case: ImagingCase) -> Any:
-    """The modality that a procedure begins with; None for one that is called otherwise, as imported ones may be."""
+def _modality_of(case: ImagingCase) -> Any:
+    """The modality that the name of the procedure begins with. None for other names, which imported cases may have."""
     return next((modality for modality in MODALITIES if case.facts.procedure.startswith(modality)), None)
 
 
@@ -174,7 +174,7 @@ class Imaging(Task):
         return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), believed).label != case.key.label)
 
     def relabel(self, case: ImagingCase) -> str:
-        """The label that the rules give the latent facts now. An imported label is a panel's and stays."""
+        """The label that the present rules give to the latent facts. An imported label is a panel's and stays."""
         if isinstance(case.key, ImportedKey):
             return case.key.label
         return decide(case.key.scenario).label
@@ -182,8 +182,8 @@ class Imaging(Task):
     def row(self, case: ImagingCase) -> dict[str, Any]:
         """A flat row for the table of expectations. The filtration rate is None where it is not known.
 
-        The narrative of an imported case is the request alone: a published abstract may well hold a date or an
-        address on the web, and it may be longer than any narrative.
+        The narrative of an imported case is the request alone, because a published abstract may hold a date or a web
+        address, and may be longer than any narrative.
         """
         key, facts = case.key, case.facts
         request = (facts.condition, facts.variant, facts.procedure)
@@ -208,7 +208,7 @@ class Imaging(Task):
         }
 
     def score(self, case: ImagingCase, transcript: Transcript, reward: rewards.Reward) -> Score:
-        """The reward of a transcript's last turn, against the gold of this very case, if it needs no model."""
+        """The score of a transcript's last turn. Raises DataError if the reward needs the response of another model."""
         return rewards.score(case, transcript, reward, NO_RESPONSES)
 
     def policies(self) -> Mapping[str, Policy]:

@@ -1,8 +1,8 @@
-"""Reads the one label that a turn commits to, strictly; and the lenient readers of the published system, to compare.
+"""The strict parser of the one label in a turn, and the lenient parsers of the published system for comparison.
 
-The contract is one answer block with one label in it, and nothing beside the block. White space, letter case and one
-closing full stop are forgiven; a label is compared whole, because "appropriate" is contained in all three of them. A
-tag inside the reasoning makes a turn unreadable: a reader that takes the first match would read the answer there.
+A turn must hold one answer block with one label in it, and no text outside the block. White space, letter case and one
+closing full stop are forgiven. Labels are compared whole, because all three contain "appropriate". A tag inside the
+reasoning makes a turn unreadable: a parser that takes the first match would read the answer there.
 """
 
 import re
@@ -12,20 +12,20 @@ from clinrl.types import Message, Unreadable
 
 Label = Literal["Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate"]
 LABELS: Final[tuple[Label, ...]] = get_args(Label)
-"""In ordinal order: how far the procedure is in place."""
+"""The labels in ordinal order, from the least to the most appropriate."""
 
 UNKNOWN: Final = "Unknown"
-"""What the published reader makes of a text without a label."""
+"""The result of the published reader for a text without a label."""
 
 Fault = Literal[
     "empty", "empty_think", "stray_tag", "no_answer", "unclosed", "nested", "duplicate", "preamble", "trailing",
     "empty_answer", "hedged", "unknown_label",
 ]  # fmt: skip
 REASONS: Final[tuple[Fault, ...]] = get_args(Fault)
-"""Every reason that `parse` gives; see there for their precedence."""
+"""Every reason that `parse` gives. Its docstring lists them in order of precedence."""
 
 MIN_THOUGHT_WORDS: Final = 3
-"""Words that a think block must hold to be one: fewer are a way to have the block without thinking."""
+"""Least number of words in a think block. With fewer, a model could write the block without thinking."""
 
 _TAG = re.compile(r"<(/?)(think|answer)>", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]{2,}")
@@ -57,15 +57,15 @@ def parse(message: Message) -> str | Unreadable:
 
 
 def full_text(message: Message) -> str:
-    """The turn as the model wrote it, with its think block: what the published rewards read."""
+    """The turn as the model wrote it, with its think block: the text that the published rewards read."""
     return message.content if message.thinking is None else f"<think>{message.thinking}</think>{message.content}"
 
 
 def published_label(text: str) -> str:
     """The label as the published reward reads it, or `UNKNOWN`.
 
-    The first closed answer block, or what follows an unclosed opening tag up to the next tag, has to begin with a
-    label; whatever comes after that is ignored.
+    The text of the first answer block must begin with a label; the rest of it is ignored. A block without a closing
+    tag ends at the next "<".
     """
     tags = [tag for tag in _TAG.finditer(text) if tag[2].lower() == "answer"]
     opening = next((tag for tag in tags if not tag[1]), None)
@@ -78,9 +78,9 @@ def published_label(text: str) -> str:
 
 
 def published_format(text: str) -> bool:
-    """True if the published format reward would be paid: one think block, then one answer block, and no other text.
+    """Whether the published format reward is paid: for one think block, then one answer block, and no other text.
 
-    What is in the blocks does not matter: both may be empty, and a second opening tag may stand inside one.
+    The contents of the blocks do not matter: both may be empty, and one may hold a second opening tag.
     """
     thinks, answers = _blocks(text, "think"), _blocks(text, "answer")
     if len(thinks) != 1 or len(answers) != 1:
@@ -99,7 +99,7 @@ def _fault_of_thought(thinking: str | None) -> Fault | None:
 
 
 def _fault_of_tags(tags: list[str]) -> Fault | None:
-    """What is wrong with the tags of the content, in order; None for one answer block and no other tag."""
+    """The fault in the content's tags, given in order; None for one answer block and no other tag."""
     if any("think" in tag for tag in tags):
         return "stray_tag"
     if not tags:
@@ -125,7 +125,7 @@ def _label(inner: str) -> str | Unreadable:
 
 
 def _blocks(text: str, name: str) -> list[tuple[int, int]]:
-    """Where each closed block of one kind starts and ends: an opening tag and the next closing one, from the left."""
+    """The start and end of each closed block of a kind, from the left: an opening tag up to the next closing tag."""
     found: list[tuple[int, int]] = []
     start: int | None = None
     for tag in _TAG.finditer(text):

@@ -1,8 +1,8 @@
 """Synthetic imaging requests: latent facts first, then the rating by the rules, then words and evidence.
 
-A case grows from a variant: a condition with what is suspected, the kind of patient and the phase of the work-up. The
-variant's name gives its pool for good, so all procedures of a variant lie in one pool; five conditions lie in the exam
-alone. Conditions, ratings, reasons and studies are inventions; none is clinical guidance.
+A case is drawn for a variant: a condition with a suspected finding, the kind of patient and the phase of the work-up.
+The name of the variant fixes its pool, so all procedures of a variant lie in one pool. Five conditions are in the exam
+pool only. Conditions, ratings, reasons and studies are invented; none is clinical guidance.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,12 +43,12 @@ from clinrl.tasks.imaging.rules import (
     deciding_rule,
     weak_kidneys,
 )
-from clinrl.tasks.imaging.statements import CITES, RATING, STANCES, Statement, slots, word
+from clinrl.tasks.imaging.statements import CITES, RATING, STANCES, Statement, slots, to_sentence
 from clinrl.types import Case, Pool, Strict
 
 
 class ImagingFacts(Strict):
-    """What the model may see."""
+    """The part of a case that the model may see."""
 
     condition: str = Field(min_length=1, max_length=300)
     variant: str = Field(min_length=1, max_length=2000)
@@ -57,12 +57,12 @@ class ImagingFacts(Strict):
 
     @property
     def narrative(self) -> str:
-        """All that is shown, on one line."""
+        """The request and its abstracts, on one line."""
         return " | ".join((self.condition, self.variant, self.procedure, *(study.text for study in self.evidence)))
 
 
 class ImagingKey(Strict):
-    """What only the scorer may see."""
+    """The part of a case that only the scorer may see."""
 
     scenario: Scenario
     studies: tuple[Study, ...]
@@ -95,19 +95,19 @@ MIXES: Mapping[str, Mapping[str, float]] = {
 """Class shares by label. In "reporting", the exam pool has held-out conditions too, with a mix of their own."""
 
 HELD_OUT_SHARE = 1 / 3
-"""Of the cases of an exam in the mix "reporting": 259 of 779 in the published study."""
+"""Share of held-out conditions in an exam of the mix "reporting": 259 of 779 cases in the published study."""
 
 AIMED_SHARE = 0.65
-"""Of the draws, those whose facts are aimed at one of the rules, so that rare rules are not rare here."""
+"""Share of the draws whose facts are made for one of the rules to hold, so that rare rules are not rare here."""
 
 CHILDBEARING = (18, 42)
-"""Years between which a woman may be pregnant here, both ends included."""
+"""Youngest and oldest age in years at which a woman may be pregnant here."""
 
 RED_FLAGS = ("weight loss", "fever", "numbness", "sudden onset", "night pain", "a history of cancer")
 
 
 def pool_of(group: str) -> Pool:
-    """The pool of a variant by the hash of its name; the exam for every variant of a held-out condition.
+    """The pool of a variant: by the hash of its name, or the exam pool if its condition is held out.
 
     The group of an imported case names its pool.
     """
@@ -123,20 +123,20 @@ _HELD_OUT_IDS = frozenset(condition.id for condition in HELD_OUT)
 
 
 def is_held_out(case: ImagingCase) -> bool:
-    """Whether a case is of a condition that nothing but the exam has."""
+    """Whether the condition of a case is held out: only the exam pool has it."""
     return case.group.split("/")[0] in _HELD_OUT_IDS
 
 
 def cases(
     n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[ImagingCase]:
-    """`n` distinct cases of a pool. `emphasis` multiplies how often a rule decides, within the label it leads to."""
+    """`n` distinct cases of a pool. `emphasis` multiplies how often a rule decides, at fixed label shares."""
     rng = Random(f"imaging-cases/{pool}/{mix}/{seed}")
     most = max([1.0, *emphasis.values()])
     seen: set[str] = set()
     while len(seen) < n:
-        apart = pool == "exam" and mix == "reporting" and rng.random() < HELD_OUT_SHARE
-        conditions, shares = (HELD_OUT, ELSEWHERE_MIX) if apart else (CONDITIONS, MIXES[mix])
+        held_out = pool == "exam" and mix == "reporting" and rng.random() < HELD_OUT_SHARE
+        conditions, shares = (HELD_OUT, ELSEWHERE_MIX) if held_out else (CONDITIONS, MIXES[mix])
         label = rng.choices(tuple(shares), tuple(shares.values()))[0]
         while True:
             case = _draw(rng, conditions, pool, label)
@@ -186,9 +186,9 @@ def variant_of(s: Scenario) -> str:
 
 
 def statements(s: Scenario, found: tuple[Study, ...], decision: Decision) -> tuple[Statement, ...]:
-    """What a reader with this decision states, in order: yield, rules, studies, rating.
+    """The statements of a reader with this decision, in order: yield, rules, studies, rating.
 
-    A wrong region ends the matter: then there is no statement about the yield or the evidence.
+    If the region is wrong, there is no statement about the yield or the evidence.
     """
     made = [Statement(rule, tuple(getattr(s, slot) for slot in slots(rule))) for rule in decision.applied]
     if "wrong_region" not in decision.applied:
@@ -201,21 +201,21 @@ def statements(s: Scenario, found: tuple[Study, ...], decision: Decision) -> tup
 
 
 def sentences(s: Scenario, found: tuple[Study, ...], decision: Decision, seed: str) -> tuple[str, ...]:
-    """The same in words; the text of the variant chooses between wordings, so a request is always worded alike."""
+    """The statements as sentences. `seed`, the text of the variant, fixes the wordings, so a request has one text."""
     rng = Random(f"wording/{seed}")
-    return tuple(word(statement, rng.randrange(3)) for statement in statements(s, found, decision))
+    return tuple(to_sentence(statement, rng.randrange(3)) for statement in statements(s, found, decision))
 
 
 def procedure(s: Scenario) -> str:
-    """How a request names its procedure."""
+    """The name of the procedure in a request."""
     contrast = "" if s.modality not in CONTRAST else " with contrast" if s.contrast else " without contrast"
     return f"{s.modality} of the {s.region}{contrast}"
 
 
 def with_evidence(case: ImagingCase, found: tuple[Study, ...]) -> ImagingCase:
-    """The same request with other evidence, and the reasons that then are gold. The label stays.
+    """The same request with other evidence and the gold reasons that go with it. The label stays.
 
-    The reasons of an imported case are their author's and stay too.
+    An imported case keeps the reasons of its author.
     """
     facts = case.facts.model_copy(update={"evidence": tuple(map(evidence.abstract, found))})
     if isinstance(case.key, ImportedKey):
@@ -228,7 +228,7 @@ def with_evidence(case: ImagingCase, found: tuple[Study, ...]) -> ImagingCase:
 
 
 def _scenario(rng: Random, condition: Condition) -> Scenario:
-    """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
+    """Latent facts. In a share `AIMED_SHARE` of the draws, a chosen rule holds for them where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
     sex: Sex = "woman"
@@ -267,7 +267,7 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
 
 
 def _modality(rng: Random, condition: Condition, aim: str) -> Modality:
-    """A modality to which the rule that is aimed at can apply."""
+    """A modality to which the rule `aim` can apply; any modality without such a rule."""
     fitting = tuple(condition.local) if aim == "local_yield" else _FITTING.get(aim)
     return rng.choice(fitting or MODALITIES)
 
@@ -280,7 +280,7 @@ _FITTING: Mapping[str, tuple[Modality, ...]] = {
         ("kidneys", "contrast_lacking", "contrast_idle"), tuple(one for one in MODALITIES if one in CONTRAST)
     ),
 }
-"""To what modalities a rule can apply; to any, where it is not here."""
+"""The modalities to which a rule can apply. A rule that is not listed can apply to any."""
 
 
 def _variant(rng: Random, s: Scenario) -> str:

@@ -1,8 +1,8 @@
-"""What a sentence commits to beside its topic: findings good or poor, for or against, figures, studies, modalities.
+"""The cues of a sentence: what it claims about its topic, such as good or poor findings, figures, studies, modalities.
 
-A sentence encoder puts "shows it well" and "shows it badly" close together, because the topic is the same. The cues
-here are what two sentences of one topic may disagree on. They are a word list, made without a look at what any model
-writes: what no cue covers is left to the encoder.
+A sentence encoder puts "shows it well" and "shows it badly" close together, because the topic is the same. Two
+sentences of one topic can still disagree in their cues. The word list of the cues was made without a look at the output
+of any model. The encoder alone judges differences that no cue covers.
 """
 
 import re
@@ -25,16 +25,16 @@ class _Cues(Strict):
 
 _CUES: Final = read_table(__file__, _Cues)
 AXES: Final = _CUES.axes
-"""Axis to side to the words of it. Sides of one axis exclude each other; a longer match is taken before a shorter."""
+"""Patterns by axis and side. The sides of an axis exclude each other; later ones, with the longer phrases, go first."""
 FLIPPED: Final = _CUES.flipped
-"""What a side becomes behind a negation."""
+"""The side that a negation turns each side into."""
 
 _TURNS: Final = r"not|no|never|without|cannot|neither|nor|hardly|\w+n t"
 _NEGATOR: Final = rf"{_TURNS}|nothing|none|lacks?|lacking"
 REACH: Final = 5
-"""Words before a cue, in its own clause, in which a negation turns it round."""
+"""Number of words before a cue, within its clause, in which a negation reverses the cue."""
 SAME_WORDS: Final = 0.7
-"""From this share of common words on, of the words of both, two sentences are one with and one without a "not"."""
+"""Least share of common words, among all words of two sentences, from which only a "not" sets the two apart."""
 
 _AXES = {
     axis: re.compile("|".join(f"(?P<{side}>\\b(?:{words})\\b)" for side, words in reversed(list(sides.items()))))
@@ -45,7 +45,7 @@ _DENIAL: Final = (
     r"|nobody (?:found|said|showed|thinks) that"
 )
 _NOT = re.compile(rf"\b(?:{_DENIAL}|{_NEGATOR})\b")
-_BROUGHT = re.compile(r"\b(?:do|does|did)\b|\|")
+_AUXILIARY = re.compile(r"\b(?:do|does|did)\b|\|")
 _TURN = re.compile(rf"\b(?:{_TURNS})\b")
 _MODALITY = re.compile("|".join(f"(?P<{name}>\\b(?:{words})\\b)" for name, words in _CUES.modalities.items()))
 _CLAUSE = re.compile(r"[,;:]\s")
@@ -54,13 +54,13 @@ _FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class Cues:
-    """What a sentence commits to."""
+    """The claims that a sentence makes about its topic."""
 
     sides: Mapping[str, frozenset[str]]
-    """The sides that it takes, by axis. Both sides of one axis is a side of its own: neither good nor poor."""
+    """The sides that the sentence takes, by axis. Two sides of an axis count as a third one: neither good nor poor."""
     negations: int
     words: frozenset[str]
-    """Its words without negations, and without what they bring along."""
+    """The words without negations and without the auxiliaries (do, does, did) that negations need."""
     figures: Counter[str]
     studies: frozenset[int]
     modalities: frozenset[str]
@@ -68,13 +68,13 @@ class Cues:
 
 @lru_cache(maxsize=4096)
 def of(sentence: str) -> Cues:
-    """The cues of a sentence. Takes time in proportion to its length."""
+    """The cues of a sentence. Takes linear time."""
     text = " | ".join(plain_words(clause) for clause in _CLAUSE.split(drop_citations(sentence)))
     sides = {axis: frozenset(_sides(pattern, text)) for axis, pattern in _AXES.items()}
     return Cues(
         sides={axis: found for axis, found in sides.items() if found},
         negations=len(_NOT.findall(text)),
-        words=frozenset(word.removesuffix("s") for word in _BROUGHT.sub(" ", _NOT.sub(" ", text)).split()),
+        words=frozenset(word.removesuffix("s") for word in _AUXILIARY.sub(" ", _NOT.sub(" ", text)).split()),
         figures=Counter(_FIGURE.findall(drop_citations(sentence))),
         studies=frozenset(citations(sentence)),
         modalities=frozenset(match.lastgroup or "" for match in _MODALITY.finditer(text)),
@@ -82,12 +82,11 @@ def of(sentence: str) -> Cues:
 
 
 def agree(a: Cues, b: Cues) -> bool:
-    """False if two sentences cannot both be meant by one of them. Symmetric; what only one of them says is no conflict.
+    """Whether two sentences may have one meaning. Symmetric; a cue that only one of them has is no conflict.
 
-    So a sentence that leaves a side out, or names several figures, agrees with one that commits itself.
-
-    They disagree if they take different sides of an axis, name other figures, studies or modalities, or use the same
-    words, one with a negation more than the other.
+    They disagree if they take different sides of an axis, if the figures of neither include those of the other, if
+    they share no study or no modality though both name some, or if they have the same words but not equally many
+    negations. So a sentence that leaves a side out, or names several figures, agrees with a more definite one.
     """
     if any(b.sides.get(axis, found) != found for axis, found in a.sides.items()):
         return False

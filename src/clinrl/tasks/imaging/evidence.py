@@ -1,7 +1,7 @@
-"""Synthetic study abstracts: what they found, how they are worded, and other evidence for the same request.
+"""Synthetic study abstracts: their findings, their wordings, and other evidence for the same request.
 
-No study exists. Their number and whether they bear on a request are drawn apart from the label, so that having evidence
-or none says nothing about the answer.
+No study exists. The number of studies and their relevance are drawn independently of the label, so that the presence of
+evidence says nothing about the answer.
 """
 
 from collections import Counter
@@ -16,15 +16,15 @@ from clinrl.tasks.imaging.statements import Stance
 from clinrl.types import Strict
 
 SEEN_PCT: Final[dict[Yield, tuple[int, int]]] = {"good": (82, 97), "fair": (42, 64), "poor": (6, 24)}
-"""Of a hundred patients who have the target, those in whom it is seen: the range of each yield, both ends included."""
+"""Percentage of the patients with the target in whom it is seen: the range of each yield, both ends included."""
 
 COUNTS: Final = (0, 1, 2, 3)
 COUNT_WEIGHTS: Final = (25, 30, 30, 15)
-"""How often a request has so many studies, in percent."""
+"""Percentage of the requests that have each of these numbers of studies."""
 
 KINDS: Final = ("agrees", "elsewhere", "disagrees")
 KIND_WEIGHTS: Final = (60, 25, 15)
-"""Relevant, irrelevant and contradicting studies, in percent."""
+"""Percentages of supporting, irrelevant and contradicting studies."""
 
 WORDINGS: Final = (
     "{modality} in {patients} patients with {condition}. Results: {target} was seen in {seen}%.",
@@ -41,7 +41,7 @@ class Abstract(Strict):
 
 
 class Study(Strict):
-    """What one synthetic study asked and found."""
+    """The question and the finding of one synthetic study."""
 
     number: int = Field(ge=1, le=99)
     condition: str
@@ -54,26 +54,26 @@ class Study(Strict):
 
 
 def studies(rng: Random, s: Scenario) -> tuple[Study, ...]:
-    """Studies on a request, numbered from 1. Draws nothing that the label decides."""
+    """Studies on a request, numbered from 1. No draw depends on the label."""
     count = rng.choices(COUNTS, COUNT_WEIGHTS)[0]
     return tuple(_study(rng, s, number, rng.choices(KINDS, KIND_WEIGHTS)[0]) for number in range(1, count + 1))
 
 
 def stance(study: Study, s: Scenario, shown: Yield) -> Stance:
-    """What a study has to do with a request, to a reader who believes that the procedure shows so much."""
+    """The stance of a study on a request, for a reader who believes that the procedure has the yield `shown`."""
     if (study.condition, study.modality) != (s.condition, s.modality):
         return "elsewhere"
     return "agrees" if study.shown == shown else "disagrees"
 
 
 def find_majority(found: tuple[Study, ...], s: Scenario) -> Yield | None:
-    """The yield that most studies on a request report, of equally many the first; None without any."""
+    """The yield that most studies on a request report, the first one in a tie; None without such a study."""
     bearing = Counter(study.shown for study in found if (study.condition, study.modality) == (s.condition, s.modality))
     return bearing.most_common(1)[0][0] if bearing else None
 
 
 def abstract(study: Study) -> Abstract:
-    """The words of a study."""
+    """The abstract of a study."""
     text = WORDINGS[study.wording].format(
         modality=study.modality,
         patients=study.patients,
@@ -85,13 +85,13 @@ def abstract(study: Study) -> Abstract:
 
 
 def swap(found: tuple[Study, ...], s: Scenario, seed: str) -> tuple[Study, ...]:
-    """As many studies, all on other conditions: evidence that belongs to somebody else's request."""
+    """As many studies, all on other conditions, like the evidence of another request."""
     rng = Random(f"swapped/{seed}")
     return tuple(_study(rng, s, study.number, "elsewhere") for study in found)
 
 
 def contradict(found: tuple[Study, ...], s: Scenario, truth: Yield, seed: str) -> tuple[Study, ...]:
-    """The same studies, but those that bear on the request find what is not so."""
+    """The studies, except that each one on the request is replaced by one that reports a false yield."""
     rng = Random(f"contradicted/{seed}")
     return tuple(
         study if stance(study, s, truth) == "elsewhere" else _study(rng, s, study.number, "disagrees")

@@ -1,7 +1,7 @@
-"""The chapters of a synthetic imaging guideline, of `guideline.toml`: conditions, and what shows their cause.
+"""The chapters of a synthetic imaging guideline, from `guideline.toml`: conditions, and the yields of modalities.
 
-Invented for this project. Nothing here is taken from a published guideline or a study, no panel has rated anything,
-and the yields are what makes a learnable table, not what a radiologist would say. Research only: not clinical guidance.
+Invented for this project. Nothing here is taken from a published guideline or a study, no panel has rated anything, and
+the yields make a table that can be learned, not what a radiologist would say. Research only: not clinical guidance.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ Target = Literal[
 TARGETS: Final[tuple[Target, ...]] = get_args(Target)
 
 Yield = Literal["good", "fair", "poor"]
-"""How well a modality shows a target: the share of patients who have it in whom it is seen is high, middling or low."""
+"""How well a modality shows a target: in a high, middling or low share of the patients who have the target."""
 
 ADVANCED: Final[frozenset[Modality]] = frozenset({"CT", "MRI", "bone scan", "PET/CT"})
-"""Studies that a first look without red flags does not need."""
+"""Modalities that initial imaging without red flags does not need."""
 
 CONTRAST: Final[frozenset[Modality]] = frozenset({"CT", "MRI"})
-"""Studies that are done with or without intravenous contrast."""
+"""Modalities that are used with or without intravenous contrast."""
 
 ENHANCED: Final[frozenset[Target]] = frozenset({"an infection", "a bleed", "a tumour", "a clot"})
 """Targets that CT and MRI show fully only with contrast; for the others contrast adds nothing."""
@@ -38,19 +38,19 @@ class Condition(Strict):
     """One chapter of the guideline."""
 
     says: str
-    """How a request names it."""
+    """The name of the condition in a request."""
     region: str
     targets: tuple[Target, ...]
-    """What may lie behind it."""
+    """Its possible causes."""
     local: Mapping[Modality, Yield]
-    """Modalities that do here what they do not usually do: learned from the chapter, or from studies of it."""
+    """Modalities whose yield is unusual in this condition. A reader learns it from the chapter or from studies."""
     sex: Sex | None = None
     ages: tuple[int, int] = (2, 88)
     """Years, both ends included."""
 
     @property
     def id(self) -> str:
-        """Its name within the names of variants."""
+        """The name of the condition within the names of variants."""
         return self.says.lower().replace(" ", "_")
 
 
@@ -65,23 +65,23 @@ _GUIDELINE: Final = read_table(__file__, _Guideline)
 CONDITIONS: Final = _GUIDELINE.conditions
 """Thirty conditions to train and to be examined on."""
 HELD_OUT: Final = _GUIDELINE.held_out
-"""Five conditions that nothing but the exam has: no base text, no training case, no mined error."""
+"""Five conditions that only the exam has. No base text, training case or mined error has them."""
 RADIATION: Final = _GUIDELINE.radiation
 """Relative radiation level: 0 none, 1 low, 2 middling, 3 high."""
 YIELDS: Final = _GUIDELINE.yields
-"""What each modality usually shows, in the order of `MODALITIES`."""
+"""The usual yield of each modality for a target, in the order of `MODALITIES`."""
 
 ELSEWHERE: Final[tuple[str, ...]] = tuple(sorted({condition.region for condition in (*CONDITIONS, *HELD_OUT)}))
-"""Every region: what a procedure may be of, whatever the question is about."""
+"""Every region that a procedure may image, whether or not it is the region of the condition."""
 
 BY_ID: Final[Mapping[str, Condition]] = {condition.id: condition for condition in (*CONDITIONS, *HELD_OUT)}
 
 
 def usual_yield(target: Target, modality: Modality) -> Yield:
-    """What a modality shows of a target in most conditions."""
+    """The yield of a modality for a target in most conditions."""
     return YIELDS[target][MODALITIES.index(modality)]
 
 
 def true_yield(condition: Condition, target: Target, modality: Modality) -> Yield:
-    """What it shows in this condition: the chapter's own finding, or the usual."""
+    """The yield in this condition: the one in its chapter, or else the usual one."""
     return condition.local.get(modality, usual_yield(target, modality))

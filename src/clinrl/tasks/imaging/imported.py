@@ -1,7 +1,7 @@
-"""Imported imaging records: what is known of them, and the turn of a reader who says what their author said.
+"""Imported imaging records: their key, and the turn that gives the reasons and the label of their author.
 
-The rating is a panel's and the reasons are an author's, so no rule of ours gives either of them again. What stands for
-a patient elsewhere is the variant here: a condition with the text of its variant, whose procedures belong together.
+A panel gave the rating and an author the reasons, so no rule of this project can derive them again. The variant takes
+the place that a patient has in other tasks: a condition with the text of its variant, whose procedures belong together.
 """
 
 import re
@@ -14,7 +14,7 @@ from clinrl.tasks.importing import Unclear, finds
 from clinrl.types import Message, Strict
 
 RULE: Final = "imported"
-"""What stands for the deciding rule of a case whose label no rule of ours gave."""
+"""The deciding rule of a case whose label no rule of this project gave."""
 
 KIND: Final = "appropriateness"
 
@@ -31,25 +31,25 @@ NAMES_A_LABEL: Final = (
     rf"|\bappropriateness\W{{1,3}}(?:score|rating|category|level)s?\W{{1,3}}{_JOIN}{_RATING}\b(?!\.\d)"
     rf"|\bappropriateness\s?[:=]\s?{_RATING}\b(?!\.\d)"
 )
-"""Text that gives the answer away: a label, or the rating of 1 to 9 that it follows from."""
+"""Pattern of text that gives the answer away: a label, or the rating of 1 to 9 that decides the label."""
 _NAMES_A_LABEL = re.compile(NAMES_A_LABEL)
 
 
 class ImportedKey(Strict):
-    """What only the scorer may see of an imported case."""
+    """The part of an imported case that only the scorer may see."""
 
     source: Literal["appropriateness"]
     label: Label
-    """As the panel gave it."""
+    """The label that the panel gave."""
     rule: Literal["imported"] = RULE
     reasoning: tuple[Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE_CHARACTERS)], ...] = Field(
         min_length=1, max_length=MAX_SENTENCES
     )
-    """The reasons as sentences, in order; studies are cited as [n], those without an abstract too."""
+    """The reasons as sentences, in order; studies are cited as [n], even those without an abstract."""
 
 
 def check_shown(text: str, column: str) -> None:
-    """Refuse text that no prompt may hold, since it names a label. Raises Unclear."""
+    """Refuse text that names a label, since no prompt may hold it. Raises Unclear."""
     if finds(_NAMES_A_LABEL, text):
         raise Unclear(column, "names a label")
 

@@ -1,7 +1,7 @@
-"""Records of rated imaging procedures as cases: a JSON, JSON Lines or CSV file in the published schema.
+"""Imports rated imaging procedures as cases, from a JSON, JSON Lines or CSV file in the published schema.
 
 All procedures of a variant are in one pool, by the hash of its condition and text. To hold out whole conditions, give a
-folder with a file for each use, named train, mine or exam (as in exam.jsonl): then the files alone decide, and a
+folder with a file for each use, named train, mine or exam (as in exam.jsonl). Then the files alone decide, and a
 variant that is in two of them is refused in both.
 """
 
@@ -58,13 +58,13 @@ SHARES: Final[Mapping[Pool, int]] = {"train": 65, "mine": 15, "exam": 20}
 MAX_CHARACTERS: Final = {"condition": 300, "category": 300, "variant": 2_000, "procedure": 300}
 MAX_ABSTRACT_CHARACTERS: Final = 6_000
 MAX_EVIDENCE_CHARACTERS: Final = 100_000
-"""Of all abstracts: in a language without spaces the count of words bounds nothing."""
+"""Most characters of all abstracts of a record. In a language without spaces the limit of words bounds nothing."""
 MAX_WORDS: Final = 3_300
-"""Of all abstracts: records with more were left out of the published data."""
+"""Most words of all abstracts of a record. The published data left out records with more."""
 PUBLISHED: Final = ("full date", "web address", "e-mail address")
-"""Kinds of identifiers that a published abstract names of its study and authors, and so may hold."""
+"""Kinds of identifiers that an abstract may hold, because a published one has those of its study and authors."""
 NUMBERS: Final = range(1, 100)
-"""What a study may be cited as."""
+"""The reference numbers by which a study may be cited."""
 
 _BY_TEXT: Final = {label.lower(): label for label in LABELS}
 _DISAGREEMENT: Final = re.compile(r"may be appropriate ?\(?\W*disagreement\W*\)?")
@@ -76,7 +76,7 @@ _LIKE_A_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a source, and the use that it is for; None: each variant's hash decides."""
+    """A file of a source and its use. A use of None: the hash of each variant decides."""
 
     name: str
     records: Records | Table
@@ -93,18 +93,18 @@ class Request:
     label: str
 
     @property
-    def whose(self) -> str:
-        """The pseudonym of the variant, whatever its number."""
+    def variant_id(self) -> str:
+        """The pseudonym of the variant, which does not depend on the variant's number."""
         return pseudonym("variant", f"{normalise(self.condition)}/{normalise(_NUMBERED.sub('', self.variant))}")
 
     @property
     def triplet(self) -> str:
-        """What equal requests share."""
-        return f"{self.whose}/{pseudonym('procedure', normalise(self.procedure))}"
+        """The identity of the request: equal requests have equal triplets."""
+        return f"{self.variant_id}/{pseudonym('procedure', normalise(self.procedure))}"
 
 
 def recognise(path: Path) -> Source:
-    """The source at a path. Raises DataError, saying what is expected, for anything else."""
+    """The source at a path. Raises DataError, with a message about what is expected, for any other file or folder."""
     if not path.exists():
         raise DataError(f"{path} does not exist; {EXPECTED}")
     parts = _parts(path)
@@ -113,7 +113,7 @@ def recognise(path: Path) -> Source:
         kind=imported.KIND,
         files={part.name: part.records.path for part in parts},
         used=frozenset(columns & NAMES),
-        # A field of JSON can be called anything, and what a text is called like must not get into a report.
+        # A field of JSON can have any name, and a name that looks like text must not get into a report.
         dropped=frozenset(name for name in columns - NAMES if _LIKE_A_NAME.fullmatch(name)),
         uses=tuple(SHARES) if parts[0].use is None else tuple(part.use for part in parts if part.use),
         lines=sum(part.records.lines for part in parts),
@@ -143,19 +143,19 @@ def _records(path: Path) -> Records | Table:
 
 
 def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
-    contested, astray = _conflicts(parts)
+    contested, misplaced = _conflicts(parts)
 
     def taker(part: Part) -> Callable[[Fields, set[str]], Taken]:
         def take(row: Fields, seen: set[str]) -> Taken:
             request = read_request(row)
-            triplet, whose = request.triplet, request.whose
-            if whose in astray:
+            triplet, variant_id = request.triplet, request.variant_id
+            if variant_id in misplaced:
                 raise Unclear("variant", "is in the file of another use too")
             if triplet in contested:
                 raise Unclear("appropriateness", "another row gives the same request another label")
             if triplet in seen:
                 raise Unclear(WHOLE, "an earlier row has the same condition, variant and procedure")
-            taken = _taken(row, request, part.use or use_of(whose, SHARES))
+            taken = _taken(row, request, part.use or use_of(variant_id, SHARES))
             seen.add(triplet)
             return taken
 
@@ -166,32 +166,32 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
 
 
 def _conflicts(parts: tuple[Part, ...]) -> tuple[set[str], set[str]]:
-    """Requests to which rows give different labels, and variants that files of different uses have."""
+    """The triplets to which rows give different labels, and the ids of variants in the files of different uses."""
     labels: dict[str, str] = {}
     uses: dict[str, Pool | None] = {}
-    contested, astray = set(), set()
+    contested, misplaced = set(), set()
     for part in parts:
         for _, row in part.records.rows():
             try:
                 request = read_request(fields_of(row))
             except Unclear:
-                continue  # it is refused for that
+                continue  # the row is refused for that reason later
             if labels.setdefault(request.triplet, request.label) != request.label:
                 contested.add(request.triplet)
-            if uses.setdefault(request.whose, part.use) != part.use:
-                astray.add(request.whose)
-    return contested, astray
+            if uses.setdefault(request.variant_id, part.use) != part.use:
+                misplaced.add(request.variant_id)
+    return contested, misplaced
 
 
 def read_request(row: Fields) -> Request:
-    """The request and the label of a row. Raises Unclear."""
+    """The request and the label of a row. Raises Unclear if one of them cannot be used."""
     condition, variant, procedure = (_request_text(row, names) for names in (CONDITION, VARIANT, PROCEDURE))
     column, value = _value(row, LABEL)
     return Request(condition, variant, procedure, label_of(_string(value, column), column))
 
 
 def label_of(text: str, column: str) -> str:
-    """One of `LABELS`, whole, whatever its case and spaces. Raises Unclear."""
+    """The one of `LABELS` that a clean text is, in any letter case. Raises Unclear for any other text."""
     label = text.casefold()
     if label in _BY_TEXT:
         return _BY_TEXT[label]
@@ -203,7 +203,7 @@ def label_of(text: str, column: str) -> str:
 
 
 def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
-    """The abstracts by number; missing ones are left out. Raises Unclear."""
+    """The numbers and texts of the abstracts, in order, without empty ones. Raises Unclear for an invalid value."""
     found = _json(value, column)
     if found is TWICE:
         raise Unclear(column, "has a reference number twice")
@@ -231,7 +231,7 @@ def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
 
 
 def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
-    """The reasons as sentences that stay apart when they are joined. Raises Unclear."""
+    """The reasons as sentences, each closed, so that they can be joined. Raises Unclear for an invalid value."""
     given = value
     if isinstance(value, str):
         given = _json(value, column) if value.lstrip()[:1] == "[" and value.rstrip()[-1:] == "]" else value.splitlines()
@@ -266,11 +266,11 @@ def _taken(row: Fields, request: Request, pool: Pool) -> Taken:
     }
     check_text(f"{request.condition} | {request.variant} | {request.procedure}", WHOLE)
     key = imported.ImportedKey.model_validate({"source": imported.KIND, "label": request.label, "reasoning": reasoning})
-    return Taken(pool, request.whose, facts, key.model_dump(), request.label)
+    return Taken(pool, request.variant_id, facts, key.model_dump(), request.label)
 
 
 def _request_text(row: Fields, names: tuple[str, ...]) -> str:
-    """A text of the request."""
+    """One text of the request, from the field with one of these names. Raises Unclear if it cannot be used."""
     column, value = _value(row, names)
     short = isinstance(value, str) and len(value) <= 2 * MAX_CHARACTERS[column]
     return _prompt_text(value if short else _string(value, column), column)
@@ -278,7 +278,7 @@ def _request_text(row: Fields, names: tuple[str, ...]) -> str:
 
 @lru_cache(1 << 13)
 def _prompt_text(value: str, column: str) -> str:
-    """A text that a prompt may hold. Remembered, since the procedures of a variant repeat the rest."""
+    """The text, cleaned and checked for a prompt. Cached, since the rows of a variant repeat all but the procedure."""
     text = clean(value)
     check_text(text, column, MAX_CHARACTERS[column])
     imported.check_shown(text, column)
@@ -286,7 +286,7 @@ def _prompt_text(value: str, column: str) -> str:
 
 
 def _value(row: Fields, names: tuple[str, ...]) -> tuple[str, Any]:
-    """The value of a field and the name it goes by here; None where it has none. Raises Unclear for two values."""
+    """The name under which a row has a field, and its value or None. Raises Unclear for two different values."""
     given = {name: row[name] for name in names if row.get(name) not in (None, "")}
     if len(given) > 1 and len({repr(value) for value in given.values()}) > 1:
         raise Unclear(names[0], f"says something else than {names[1]}")
@@ -304,7 +304,7 @@ def _string(value: Any, column: str, reason: str = "is no text") -> str:
 
 
 def _json(value: Any, column: str) -> Any:
-    """A value of JSON within a cell; any other value as it is."""
+    """The JSON value in a text, None for a blank one; any other value as it is. Raises Unclear for invalid JSON."""
     if not isinstance(value, str):
         return value
     if not value.strip():

@@ -1,11 +1,11 @@
-"""The prompt of a judge about a reasoning, and its verdict: as published, and so that it cannot be forged.
+"""The prompts of judges about a reasoning, and the readers of their verdicts: as published, and proof against forgery.
 
-The judge compares two texts and writes three whole scores from 0 to 10 as JSON. The published reader takes whatever
-numbers the last JSON object holds. The corrected one wants the three keys and nothing else, takes the first object,
-bounds the scores, and counts the weakest: a text that is long enough to hold every gold point is not a good one.
+The judge compares two texts and writes three whole scores from 0 to 10 as JSON. The published reader takes any numbers
+of the last JSON object. The corrected one takes the first object, requires the three keys and no other, bounds the
+scores, and counts the lowest: a text that is long enough to hold every gold point is not a good one.
 
-The lessons of an embedded judge are counted: which gold sentences a reasoning holds, how much else, and whether the
-studies that it cites exist.
+The scores in the lessons of an embedded judge are counts: the gold sentences in a reasoning, its other sentences, and
+the cited studies that exist.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from clinrl.tasks.imaging.sentences import citations, plain_words, split
 from clinrl.tasks.imaging.similarity import valid_citations
-from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
+from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, to_sentence
 from clinrl.tasks.tables import read_table
 from clinrl.types import Case, Strict
 
@@ -35,35 +35,35 @@ class _Words(Strict):
 
 _WORDS: Final = read_table(__file__, _Words)
 WORDING: Final = _WORDS.wording
-"""The question of a judge, and what stands before gold, before the judged text and before the reply."""
+"""By judge: the question, and the words before the gold, before the judged text and before the reply."""
 PADDING: Final = _WORDS.padding
 """Sentences that fit every case and say nothing about any."""
 PRAISE: Final = _WORDS.praise
 """Sentences by which a text praises itself. The attacks use others, which show what a judge learned."""
 
 SPOILT: Final = 0.3
-"""Share of lessons whose text does not even try: it borrows, repeats, copies or praises itself."""
+"""Share of lessons whose text makes no attempt, such as a borrowed, repetitive, copied or self-praising one."""
 
 DRAWS: Final = 12
-"""Candidates that are made for one lesson; the one is kept whose mean score was given least often so far."""
+"""Candidate texts for one lesson. The lesson keeps the one whose mean score was given least often so far."""
 
 _UNSAFE = re.compile(rf"</?\w{{1,20}}>|[{{}}<>\"\u201c\u201d`\\\s]|{'|'.join(KEYS)}", re.IGNORECASE)
 _OBJECT = re.compile(r"\{[^{}]*\}")
 
 
 def prompt(judge: str, gold: str, reasoning: str, *, guarded: bool) -> str:
-    """What a judge reads. `guarded`: the judged text has no braces, tags, quotes, line ends or names of scores, so that
-    it can neither leave its place nor write the verdict; otherwise it is pasted as it is, as published."""
+    """The prompt of a judge. `guarded`: the judged text loses its braces, tags, quotes, line ends and names of scores,
+    so that it can neither leave its place nor write the verdict. Otherwise it is pasted as it is, as published."""
     question, one, two, reply = WORDING[judge]
     text = " ".join(_UNSAFE.sub(" ", reasoning).split()) if guarded else reasoning
     return f'{question}\n{one}{gold}"\n{two}{text}"\n{reply}'
 
 
 def published_verdict(text: str) -> float:
-    """The published reward of a verdict: the mean of the numbers in its last JSON object, divided by 10.
+    """The published reward of a verdict: the mean of the numbers in its last valid JSON object, divided by 10.
 
-    Not bounded, and whatever the keys are called: a 100 is worth 10, one number alone is the whole verdict. 0 for
-    anything but whole numbers, and for no object. Never raises.
+    There is no bound and the keys do not matter: a 100 is worth 10, and a single number is the whole verdict. 0 for
+    values other than whole numbers, and without an object. Never raises.
     """
     for found in reversed(_OBJECT.findall(text)):
         scores = _parse(found)
@@ -80,8 +80,8 @@ def published_verdict(text: str) -> float:
 def verdict(text: str) -> tuple[int, int, int] | None:
     """The three scores of a reply in the order of `KEYS`, each bounded to [0, 10]; None where there is no verdict.
 
-    The first JSON object counts, since what a judge writes after its verdict is no verdict. It must have the three
-    keys, each once, and no other, with whole numbers. Never raises.
+    The first JSON object counts, since text after a verdict is no part of it. The object must have the three keys,
+    each once, and no other, with whole numbers. Never raises.
     """
     found = _OBJECT.search(text)
     scores = _parse(found[0]) if found else None
@@ -95,12 +95,12 @@ def verdict(text: str) -> tuple[int, int, int] | None:
 
 
 def worth(scores: tuple[int, int, int] | None) -> float:
-    """What a verdict is worth, in [0, 1]: its lowest score, so that none makes up for another; 0 for no verdict."""
+    """The worth of a verdict, in [0, 1]: its lowest score, so that no score makes up for another; 0 for no verdict."""
     return min(scores) / TOP if scores else 0.0
 
 
 def reply(scores: Sequence[int]) -> str:
-    """The verdict as a judge writes it."""
+    """The verdict as the JSON text that a judge writes."""
     return json.dumps(dict(zip(KEYS, scores, strict=True)))
 
 
@@ -113,10 +113,10 @@ def is_same(one: str, other: str) -> bool:
 
 
 def rule_scores(gold: Sequence[str], found: Sequence[str], studies: Collection[int]) -> list[int]:
-    """The three scores of a reasoning, 0 to 10, in the order of `KEYS`; zeros for one without sentences.
+    """The three scores of a reasoning, 0 to 10, in the order of `KEYS`; zeros if it or gold has no sentences.
 
     The share of gold sentences that are found, the share of sentences found that are gold, and the share of cited
-    studies that exist. Each sentence counts once: a repeated one is one too many.
+    studies that exist. Each gold sentence is found at most once, so a repetition counts as a sentence that is not gold.
     """
     if not gold or not found:
         return [0, 0, 0]
@@ -139,7 +139,7 @@ def deny(sentence: str, rng: Random) -> str:
 def reword(sentence: str, rng: Random) -> str:
     """The same statement in one of its wordings; a sentence that states nothing stays as it is."""
     statement = read(sentence)
-    return sentence if statement is None else word(statement, rng.randrange(3))
+    return sentence if statement is None else to_sentence(statement, rng.randrange(3))
 
 
 def falsify(sentence: str, rng: Random) -> str:
@@ -155,15 +155,15 @@ def falsify(sentence: str, rng: Random) -> str:
         about = (*about[:-1], rng.choice([value for value in SLOTS[slot] if value != about[-1]]))
     else:
         return deny(sentence, rng)
-    return word(Statement(kind, about), rng.randrange(3))
+    return to_sentence(Statement(kind, about), rng.randrange(3))
 
 
 def lessons(judge: str, n: int, seed: int, cases: Iterable[Case]) -> Iterator[tuple[str, str]]:
     """`n` pairs of a guarded prompt to `judge` and the right reply.
 
-    `SPOILT` of the texts do not try. The others are spread evenly over the mean of the three scores: they keep some
-    gold sentences, some in other words, and add sentences of other cases, falsified ones, padding, praise and studies
-    that do not exist. A case without reasoning is left out. Raises ValueError if none has any.
+    A share `SPOILT` of the texts makes no attempt. The others are spread evenly over the mean of the three scores: they
+    keep some gold sentences, some in other words, and add sentences of other cases, falsified ones, padding, praise and
+    studies that do not exist. A case without reasoning is left out. Raises ValueError if no case has reasoning.
     """
     usable = [case for case in cases if case.key.reasoning]
     if not usable:
@@ -185,7 +185,7 @@ def lessons(judge: str, n: int, seed: int, cases: Iterable[Case]) -> Iterator[tu
 
 
 def _parse(text: str) -> list[tuple[str, Any]] | None:
-    """Keys and values of a JSON object, in order, repeated keys and all; None if it is none."""
+    """The keys and values of a JSON object, in order and with repeated keys; None for any other text."""
     try:
         found = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError):
@@ -194,7 +194,7 @@ def _parse(text: str) -> list[tuple[str, Any]] | None:
 
 
 def _candidate(rng: Random, case: Case, cases: Sequence[Case], studies: Sequence[int]) -> list[str]:
-    """Sentences out of gold and out of what is not gold, each part of a size of its own, sometimes none."""
+    """Some gold sentences and some others. The size of each part is drawn separately and may be zero."""
     gold: list[str] = list(case.key.reasoning)
     kept = rng.sample(gold, rng.randint(0, len(gold)))
     kept.sort(key=gold.index)
@@ -213,7 +213,7 @@ def _candidate(rng: Random, case: Case, cases: Sequence[Case], studies: Sequence
 
 
 def _spoil(rng: Random, case: Case, cases: Sequence[Case]) -> list[str]:
-    """A text that does not try: somebody else's reasoning, one point again and again, the evidence, praise, or air."""
+    """A text without an attempt: another case's reasoning, a repeated point, the evidence, denials, padding, praise."""
     gold: list[str] = list(case.key.reasoning)
     other: list[str] = list(rng.choice(cases).key.reasoning)
     if rng.random() < 0.5:

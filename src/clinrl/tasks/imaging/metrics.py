@@ -1,9 +1,9 @@
 """The metrics of an imaging exam, and which direction is worse.
 
-Labels are ordered from Usually Not Appropriate to Usually Appropriate. Over-use answers more favourably than gold, and
-would image too much; under-use less favourably, and would withhold. An unreadable answer is a wrong answer: it stays in
-every denominator of the shares, and is a miss in the F1s and in balanced accuracy. It names no label though, so it is
-neither over- nor under-use, and kappa, which needs two labels, is over readable answers. Hence
+Labels are ordered from Usually Not Appropriate to Usually Appropriate. Over-use is an answer more favourable than gold,
+which would image too much; under-use is a less favourable one, which would withhold imaging. An unreadable answer is a
+wrong answer: it stays in the denominator of every share, and is a miss in the F1s and in balanced accuracy. Since it
+names no label, it is neither over- nor under-use, and kappa, which needs two labels, covers readable answers. Hence
 exact + over_use + under_use + unreadable = 1 and adjacent + dangerous + unreadable = 1.
 """
 
@@ -41,20 +41,20 @@ def balanced_accuracy(counts: Counts) -> float:
 def kappa(counts: Counts) -> float:
     """Cohen's kappa with quadratic weights over the readable answers (Cohen 1968), in [-1, 1].
 
-    NaN where it is undefined: no readable answer, or one and the same label throughout in both.
+    NaN where it is undefined: without a readable answer, or if gold and answers have the same one label throughout.
     """
     return quadratic_kappa({(RANK[gold], RANK[answer]): n for (gold, answer), n in counts.items()})
 
 
 def _f1s(counts: Counts) -> list[tuple[float, int]]:
-    """F1 and gold cases of each label that is gold or answered. 2 hits / (gold + answered) is precision and recall."""
+    """F1, 2 hits / (gold + answered), and number of gold cases of each label that is gold or answered."""
     of_gold, of_answer = _totals(counts, 0), _totals(counts, 1)
     hits = {label: counts.get((label, label), 0) for label in LABELS if of_gold[label] or of_answer[label]}
     return [(2 * hit / (of_gold[label] + of_answer[label]), of_gold[label]) for label, hit in hits.items()]
 
 
 def _totals(counts: Counts, side: int) -> dict[str, int]:
-    """Cases of each gold label (side 0) or of each label that was answered (1). A bootstrap asks for many."""
+    """Cases of each gold label (side 0) or of each answered label (side 1). Fast, since a bootstrap needs it often."""
     totals: dict[str, int] = dict.fromkeys(LABELS, 0)
     for pair, count in counts.items():
         if type(pair[side]) is str:
@@ -69,7 +69,7 @@ METRICS: Mapping[str, Share | Statistic] = {
     "dangerous": by_steps(RANK.__getitem__, lambda steps: abs(steps) == 2, "higher"),
     "over_use": by_steps(RANK.__getitem__, lambda steps: steps > 0, "higher"),
     "under_use": by_steps(RANK.__getitem__, lambda steps: steps < 0, "higher"),
-    # Among usually appropriate studies.
+    # Share of the usually appropriate procedures that the answer calls usually not appropriate.
     "withheld": Share(of=lambda gold, answer: answer == UNA if gold == UA else None, worse="higher"),
     "recall_una": recall(UNA),
     "recall_mba": recall(MBA),

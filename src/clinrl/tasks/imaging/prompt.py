@@ -27,7 +27,7 @@ def prompt(facts: ImagingFacts) -> list[Message]:
 
 
 def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
-    """The turn of a reader who knows every rule except `omit`; of an imported case, its author's reasons and label.
+    """The turn of a reader who knows every rule except `omit`; for an imported case, its author's reasons and label.
 
     A reader who does not know the local yield believes the studies in the prompt.
     """

@@ -1,7 +1,7 @@
-"""How good a reasoning is, measured by what no reward uses: the statements that the generator knows to be true.
+"""Measures of a reasoning that no reward uses: they count the statements that the generator knows to be true.
 
 The studies that a text cites are counted apart from its other statements, so that readers with and without evidence
-can be compared. Of an imported case no statement is known, so what needs them is None for it.
+can be compared. No statement is known of an imported case, so a measure that needs statements is None for it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,9 @@ SECOND: Final[Literal["second_judge"]] = "second_judge"
 
 
 def read_thoughts(case: ImagingCase, transcript: Transcript) -> list[Statement | None] | None:
-    """The sentences of the think block as statements, None for one that states nothing.
+    """Each sentence of the think block as a statement, or None for a sentence that is no statement.
 
-    None without a block, and for an imported case, of which no statement is known.
+    The result is None without a block, and for an imported case, of which no statement is known.
     """
     thinking = last_turn(transcript).thinking
     if thinking is None or isinstance(case.key, ImportedKey):
@@ -36,15 +36,17 @@ def gold_statements(case: ImagingCase) -> set[Statement]:
 
 
 def _recall(case: ImagingCase, transcript: Transcript, responses: Responses, *, cites: bool) -> float | None:
-    """Share of the gold statements, citations or others, that the think block makes, 0 to 1. None if there are none,
-    and without a block."""
+    """Share of the gold statements that the think block makes, 0 to 1: of the citations, or of the others.
+
+    None without such gold statements, and without a block.
+    """
     found = read_thoughts(case, transcript)
     gold = {statement for statement in gold_statements(case) if (statement.kind == CITES) == cites}
     return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
 
 
 def statement_precision(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the sentences, citations apart, that are gold statements, 0 to 1, each once. None without a block."""
+    """Share of the non-citing sentences that are gold statements, 0 to 1, each once. None without a block."""
     found = read_thoughts(case, transcript)
     if found is None:
         return None
@@ -53,10 +55,10 @@ def statement_precision(case: ImagingCase, transcript: Transcript, responses: Re
 
 
 def contradiction(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """1 if a statement is false of the request, else 0. None without a block.
+    """1 if the block makes a statement that is not gold, else 0. None without a block.
 
-    Gold holds what moves the rating. A further true statement counts as false: about another region, where a reader
-    says no more, and about kidneys or contrast where they decide nothing.
+    Gold holds the statements that the rating follows from. Other true statements count as false: any other one about a
+    procedure in the wrong region, and those about kidneys or contrast where they decide nothing.
     """
     found = read_thoughts(case, transcript)
     gold = gold_statements(case)
@@ -64,20 +66,20 @@ def contradiction(case: ImagingCase, transcript: Transcript, responses: Response
 
 
 def citation_validity(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the cited numbers that are those of a study in the prompt, 0 to 1. None where nothing is cited."""
+    """Share of the cited numbers that belong to a study in the prompt, 0 to 1. None without a citation."""
     cited = citations(last_turn(transcript).thinking or "")
     studies = {abstract.number for abstract in case.facts.evidence}
     return sum(number in studies for number in cited) / len(cited) if cited else None
 
 
 def second_opinion(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """The verdict of a judge that no reward uses on the reasoning, 0 to 1. None without a think block."""
+    """The verdict of the second judge on the reasoning, 0 to 1. None without a think block."""
     requests = second_requests(case, transcript)
     return judging.worth(judging.verdict(responses[requests[0]])) if requests else None
 
 
 def second_requests(case: ImagingCase, transcript: Transcript) -> tuple[Request, ...]:
-    """The request to the second judge about a transcript."""
+    """The request to the second judge about a transcript; none without a think block."""
     thinking = last_turn(transcript).thinking
     if thinking is None:
         return ()
@@ -96,6 +98,6 @@ QUALITIES: Final[Mapping[str, Quality]] = {
 
 
 def lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Prompts and right replies for one of the judges: cases of the base pool, the seed deciding which."""
+    """Prompts and right replies for one of the judges, about cases of the base pool that the seed selects."""
     drawn = cases(n, seed, pool="base", mix="balanced")
     return judging.lessons(judge, n, seed, drawn)

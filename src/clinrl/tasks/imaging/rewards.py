@@ -1,10 +1,10 @@
 """The reward of an imaging answer: label, format, a judge's verdict and the similarity of the reasoning to gold.
 
 Every number is a field of `Reward`. The published arms and the corrected ones are parameter sets of the same code, so
-that the effect of a correction can be measured. Gold always comes from the very case that was answered; the
-published scripts looked it up by the place in the batch.
+that the effect of a correction can be measured. Gold always comes from the case that was answered; the published
+scripts looked it up by the position in the batch.
 
-Pure: `requests` names what other models must be asked, and `score` takes their `responses`.
+The functions are pure: `requests` gives the requests to other models, and `score` takes their `responses`.
 """
 
 import math
@@ -20,34 +20,34 @@ from clinrl.tasks.parts import NO_RESPONSES, Finite, Request, Responses, Weight
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, last_turn
 
 TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
-"""Every term of a score, always all of them: zero where it does not apply."""
+"""The terms of a score. Every score has all of them; a term that does not apply is zero."""
 
 
 class Judged(Strict):
-    """What a judge's verdict on the reasoning is worth."""
+    """The pay for a judge's verdict on the reasoning."""
 
     reader: Literal["none", "published", "corrected"] = "none"
     """none: no judge is asked. published: the reasoning is pasted as it is, and the mean of the last numbers counts.
     corrected: the reasoning cannot write the verdict, and the lowest of three bounded scores counts."""
     model: Literal["judge", "second_judge"] = "judge"
-    """The judge that is asked, one of those of the base's block."""
+    """The judge to ask, one of those in the base's block."""
     weight: Weight = 0.5
     """Pay for the full verdict, 0 or more."""
     gated: bool = True
     """Whether only an answer with the right label is paid."""
     ceiling: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 10.0
-    """Bound of a verdict of the published reader on either side, 1 or more, as its values have none. 10 lets a verdict
-    of 100 points of 10 through, as published."""
+    """Largest absolute value of a verdict of the published reader, 1 or more; the reader itself has no bound. 10 lets a
+    verdict of 100 out of 10 points through, as published."""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the most that it adds where it counts."""
+        """The least and the greatest amount that this term adds where it counts."""
         top = {"none": 0.0, "corrected": self.weight, "published": self.weight * self.ceiling}[self.reader]
         return (-top if self.reader == "published" else 0.0), top
 
 
 class Similar(Strict):
-    """What the similarity of the reasoning to gold is worth."""
+    """The pay for the similarity of the reasoning to gold."""
 
     kind: Literal["none", "paper", "code", "matched"] = "none"
     """none: it is not measured. paper, code: the published mean of best cosines, scaled as in the paper or the code.
@@ -57,14 +57,14 @@ class Similar(Strict):
     gated: bool = True
     """Whether only an answer with the right label is paid."""
     floor: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.4
-    """Of `matched`: the cosine that is worth nothing, 0 to below 1. Four of five pairs of unlike sentences lie below
-    0.4."""
+    """For `matched`: the cosine up to which a pair earns nothing, 0 to below 1. Four of five pairs of unlike sentences
+    lie below 0.4."""
     slack: Annotated[int, Field(ge=0)] = 1
-    """Of `matched`: surplus sentences that cost nothing, 0 or more."""
+    """For `matched`: number of surplus sentences that cost nothing, 0 or more."""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the most that it adds where it counts. A mean cosine can be negative."""
+        """The least and the greatest amount that this term adds where it counts. A mean cosine can be negative."""
         return (-self.weight if self.kind == "paper" else 0.0), (0.0 if self.kind == "none" else self.weight)
 
 
@@ -118,7 +118,7 @@ def models(reward: Reward) -> tuple[str, ...]:
 
 
 def requests(case: Case, transcript: Transcript, reward: Reward) -> tuple[Request, ...]:
-    """The requests whose responses `score` needs, each once. None for a term that a gate makes worthless."""
+    """The requests whose responses `score` needs, each once. No request serves a term that a gate sets to zero."""
     turn = last_turn(transcript)
     label = _read_label(turn, reward)
     wanted: dict[Request, None] = {}
@@ -160,7 +160,7 @@ def _read_label(turn: Message, reward: Reward) -> str | Unreadable:
 
 
 def _counts_verdict(case: Case, turn: Message, label: str | Unreadable, reward: Reward) -> bool:
-    """Whether there is something to judge: as published any turn, corrected only one with a think block."""
+    """Whether the judge's verdict counts: as published for any turn, corrected only for one with a think block."""
     reader = reward.judge.reader
     judged = reader == "published" or (reader == "corrected" and turn.thinking is not None)
     return judged and _counts(reward.judge, case, label, reward)
@@ -191,7 +191,7 @@ def _judged(case: Case, turn: Message, judged: Judged, responses: Responses) -> 
 
 
 def _compared(case: Case, turn: Message, similar: Similar) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Gold sentences and those of the think block, as the kind of similarity sees sentences."""
+    """The gold sentences and those of the think block, split as the kind of similarity requires."""
     thought = turn.thinking or ""
     if similar.kind == "matched":
         return case.key.reasoning, sentences.split(thought)
@@ -223,7 +223,7 @@ def _similar(case: Case, turn: Message, similar: Similar, responses: Responses) 
 def _answer(responses: Responses, request: Request) -> Any:
     if request not in responses:
         raise DataError(
-            f"the reward needs what the {request.model} says about {request.text[:60]!r}, and nobody asked it; "
-            "have everything answered that `requests` names before scoring"
+            f"the reward needs the response of the {request.model} to {request.text[:60]!r}, which is missing; "
+            "send every request of `requests` before scoring"
         )
     return responses[request]

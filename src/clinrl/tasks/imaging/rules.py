@@ -1,8 +1,8 @@
-"""How a procedure is rated: the clinical authority of the task, as small pure functions over latent facts.
+"""The rating of a procedure, the clinical authority of the task, as small pure functions over latent facts.
 
 A rating runs from 1 to 9, as appropriateness panels rate: 7 to 9 is Usually Appropriate, 4 to 6 May Be Appropriate, and
 1 to 3 Usually Not Appropriate (that mapping and the three labels are the general scheme; every number behind a rating
-is this project's invention). It starts at what the procedure shows and moves by named rules. Not clinical guidance.
+is this project's invention). It starts from the procedure's yield and moves by named rules. Not clinical guidance.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ from clinrl.types import Strict
 Phase = Literal["initial", "next"]
 
 START: Final[dict[Yield, int]] = {"good": 8, "fair": 5, "poor": 2}
-"""The rating of a procedure that no rule moves, by what it shows."""
+"""The rating of a procedure that no rule moves, by its yield."""
 
 CHILD_BELOW_YEARS: Final = 16
-"""Younger patients are spared high radiation."""
+"""Age in years below which patients are spared high radiation."""
 
 EGFR_LIMIT: Final = 30
-"""mL/min/1.73 m2. Below it contrast is avoided."""
+"""Filtration rate, mL/min/1.73 m2, below which contrast is avoided."""
 
 
 class Scenario(Strict):
@@ -44,7 +44,7 @@ class Scenario(Strict):
 
     condition: str
     target: Target
-    """What is suspected."""
+    """The suspected finding."""
     age_years: int = Field(ge=0, le=110)
     sex: Sex
     pregnant: bool = False
@@ -53,26 +53,26 @@ class Scenario(Strict):
     red_flag: bool = False
     phase: Phase
     done: Modality | None = None
-    """What was done before and did not answer; None in the initial phase."""
+    """The earlier study, which was unclear; None in the initial phase."""
     modality: Modality
     region: str
-    """Of the procedure."""
+    """The region that the procedure images."""
     contrast: bool = False
 
 
 class Decision(Strict):
-    """The rating, its label, and every rule that moved it, in the order of asking."""
+    """A rating, its label, and every rule that moved it, in the order of `RULES`."""
 
     rating: int = Field(ge=1, le=9)
     label: Label
     shown: Yield
-    """What the procedure shows, as the reader believes it."""
+    """The yield that the reader believes the procedure to have."""
     applied: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Something that moves a rating."""
+    """A rule that moves a rating."""
 
     id: str
     holds: Callable[[Scenario], bool]
@@ -102,10 +102,10 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(id="contrast_idle", holds=lambda s: s.contrast and s.target not in ENHANCED, moves=-3),
 )  # fmt: skip
-"""In the order of asking. A wrong region ends the matter."""
+"""The rules, in the order in which they are applied. After a wrong region no other rule counts."""
 
 LOCAL_YIELD: Final = "local_yield"
-"""Knowing that a modality does in this condition what it does not usually do."""
+"""The knowledge of a modality's unusual yield in a condition. It can be omitted like a rule."""
 
 RULE_IDS: Final[tuple[str, ...]] = (LOCAL_YIELD, *(rule.id for rule in RULES))
 
@@ -119,7 +119,7 @@ def decide(s: Scenario, omit: frozenset[str] = frozenset(), believed: Yield | No
     """The rating by a reader who knows every rule except `omit`. Pure.
 
     `believed`: the yield that the evidence reports. A reader who does not know the local yield takes that one, and
-    without evidence the usual one; a reader who knows it believes no study against it.
+    without evidence the usual one; a reader who knows it ignores what the studies report.
     """
     usual = believed or usual_yield(s.target, s.modality)
     shown = usual if LOCAL_YIELD in omit else true_yield(BY_ID[s.condition], s.target, s.modality)
@@ -131,7 +131,7 @@ def decide(s: Scenario, omit: frozenset[str] = frozenset(), believed: Yield | No
 
 
 def deciding_rule(s: Scenario) -> str:
-    """The first rule whose omission changes the label, or "yield" if what the procedure shows decides alone."""
+    """The first rule whose omission changes the label, or "yield" if the procedure's yield decides alone."""
     decision = decide(s)
-    asked = (LOCAL_YIELD, *decision.applied)  # to omit a rule that moves nothing changes nothing
-    return next((rule for rule in asked if decide(s, frozenset({rule})).label != decision.label), "yield")
+    candidates = (LOCAL_YIELD, *decision.applied)  # the omission of any other rule changes nothing
+    return next((rule for rule in candidates if decide(s, frozenset({rule})).label != decision.label), "yield")

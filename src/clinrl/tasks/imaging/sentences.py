@@ -1,6 +1,6 @@
 """Sentences of a reasoning, and the studies that it cites.
 
-A citation such as "[2]", "[1, 3]" or "[2-4]" belongs to the sentence that it closes, also behind the full stop.
+A citation such as "[2]", "[1, 3]" or "[2-4]" belongs to the sentence that it closes, even if it follows the full stop.
 """
 
 import re
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 WIDEST_RANGE: Final = 50
-"""A range of more studies than this is read as its two ends: no reading list is that long, and a text must not be able
-to make its reader count to a billion."""
+"""Largest difference between the ends of a cited range. A wider range is read as its two ends: no list of studies is
+that long, and a text must not make the program count to a billion."""
 
 TITLES: Final = frozenset(("dr", "mr", "mrs", "ms", "prof", "st", "vs", "cf", "e.g", "i.e", "eg", "ie"))
 """Words whose full stop never ends a sentence."""
@@ -27,15 +27,15 @@ _NOT_WORD = re.compile(r"[\W_]+")
 
 
 def split(text: str) -> tuple[str, ...]:
-    """The sentences of a text, in order, without list marks. What holds no letter or digit is no sentence.
+    """The sentences of a text, in order, without list marks. A piece without words is no sentence.
 
     A line end ends a sentence. Decimals, abbreviations and initials do not.
     """
-    return tuple(sentence for line in text.splitlines() for sentence in _of_line(line))
+    return tuple(sentence for line in text.splitlines() for sentence in _split_line(line))
 
 
 def published_split(text: str) -> tuple[str, ...]:
-    """What the published similarity takes for sentences: the pieces between full stops, decimals and all."""
+    """The sentences as the published similarity splits them: at every full stop, even within a decimal."""
     return tuple(piece.strip() for piece in text.split(".") if piece.strip())
 
 
@@ -55,11 +55,11 @@ def drop_citations(text: str) -> str:
 
 
 def plain_words(text: str) -> str:
-    """The words of a text alone, in lower case and without citations: equal for sentences that say the same words."""
+    """The words of a text, in lower case, without marks and citations: equal for sentences of the same words."""
     return _NOT_WORD.sub(" ", _CITED.sub(" ", text).lower()).strip()
 
 
-def _of_line(line: str) -> Iterator[str]:
+def _split_line(line: str) -> Iterator[str]:
     bullet = _BULLET.match(line)
     start = bullet.end() if bullet else 0
     for stop in _STOP.finditer(line, start):
@@ -70,7 +70,7 @@ def _of_line(line: str) -> Iterator[str]:
 
 
 def _ends(line: str, start: int, stop: re.Match[str]) -> bool:
-    """Whether a full stop, with the citations behind it, ends the sentence that began at `start`."""
+    """Whether a full stop, with the citations after it, ends the sentence that began at `start`."""
     word = _LAST_WORD.search(line[max(start, stop.start() - 12) : stop.start()])
     if word is None or stop[0][0] != ".":
         return True

@@ -1,8 +1,8 @@
-"""How close a reasoning comes to the gold one: the published mean of best cosines, and a matching that can lose.
+"""The similarity of a reasoning to the gold one: the published mean of best cosines, and a corrected matching.
 
-The published similarity only asks whether each gold sentence has a near neighbour among those that were written. More
-sentences never hurt it, one sentence may serve for all, a copied abstract counts, and so does the opposite of
-gold. The corrected one matches sentences one to one, drops pairs that contradict each other, and counts both ways.
+The published similarity only checks that each gold sentence has a near neighbour among the written ones. More sentences
+never lower it, one sentence may serve for all, a copied abstract counts, and so does the opposite of gold. The
+corrected one matches sentences one to one, drops pairs that contradict each other, and counts precision and recall.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Vectors = NDArray[Any]
-    """A unit vector a row."""
+    """One unit vector per row."""
 
 COPIED_WORDS: Final = 5
-"""A run of at least so many words that stands in an abstract is a copy of it; fewer may be anybody's."""
+"""A sentence of at least this many words that stands in an abstract is a copy; a shorter one may be a coincidence."""
 
 
 def mean_similarity(gold: "Vectors", written: "Vectors", *, halved: bool) -> float:
     """Mean over gold sentences of the best cosine among the written ones, in [-1, 1]; 0 if either side is empty.
 
-    `halved`: (mean + 1) / 2, in [0, 1], as the published code has it; the published formula has the mean.
+    `halved`: returns (mean + 1) / 2, in [0, 1], as the published code does; the published formula is the mean.
     """
     if not len(gold) or not len(written):
         return 0.0
@@ -45,9 +45,9 @@ def matched_similarity(
     """The corrected similarity of a reasoning to gold, in [0, 1]; 0 if either side is empty.
 
     F1 of the best one-to-one matching of sentences, times the share of cited studies that exist. A pair is worth its
-    cosine above `floor`, rescaled to [0, 1]; nothing if the two contradict each other (`cues.agree`), if the sentence
-    repeats an earlier one or is copied from the evidence. `slack`: sentences beyond the number of gold ones that do
-    not yet cost precision. `evidence`: number and text of each abstract.
+    cosine above `floor`, rescaled to [0, 1]; nothing if the two contradict each other (`cues.agree`), or if the
+    sentence repeats an earlier one or is copied from the evidence. `slack`: number of sentences beyond the number of
+    gold ones that do not lower precision. `evidence`: number and text of each abstract.
     """
     if not gold or not written:
         return 0.0
@@ -67,19 +67,19 @@ def matched_similarity(
 
 
 def valid_citations(written: Sequence[str], known: Sequence[int]) -> float:
-    """Of the studies that are cited, the share that exist, in [0, 1]; 1 if none is cited."""
+    """Share of the cited studies that exist, in [0, 1]; 1 without a citation."""
     cited = {number for sentence in written for number in citations(sentence)}
     return len(cited & set(known)) / len(cited) if cited else 1.0
 
 
 def _worthless(written: Sequence[str], evidence: Sequence[str]) -> list[int]:
-    """Which sentences repeat an earlier one or are copied from the evidence."""
+    """The indices of sentences that repeat an earlier one or are copied from the evidence."""
     read = " ".join(f" {plain_words(text)} |" for text in evidence)
     seen: set[tuple[str, tuple[int, ...]]] = set()
     found = []
     for i, sentence in enumerate(written):
         words = plain_words(sentence)
-        # "Study [1] supports this" and the same of [2] are two statements.
+        # "Study [1] supports this" and "Study [2] supports this" are two statements.
         statement = (words, citations(sentence))
         if statement in seen or (words.count(" ") + 1 >= COPIED_WORDS and f" {words} " in read):
             found.append(i)

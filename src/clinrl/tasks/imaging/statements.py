@@ -1,7 +1,7 @@
-"""The statements that a reader may make about a request, and how their sentences are read back.
+"""The statements that a reader may make about a request, their sentences, and the parser that reads them back.
 
-Gold reasoning is a list of statements that follow from the rules. Each can be worded in three ways; `read` knows all of
-them, so the share of gold statements that a text makes can be counted without a model, and no reward uses it.
+Gold reasoning is a list of statements that follow from the rules. Each has three wordings, and `read` knows all of
+them, so the share of gold statements in a text can be counted without a model. No reward uses this share.
 """
 
 import re
@@ -15,14 +15,14 @@ from clinrl.types import Strict
 
 
 class Statement(NamedTuple):
-    """One statement: its kind, and the values of its places."""
+    """One statement: its kind, and the values of its slots."""
 
     kind: str
     about: tuple[str, ...] = ()
 
 
 Stance = Literal["agrees", "disagrees", "elsewhere"]
-"""What a study has to do with a request: it found what is so, found otherwise, or asked another question."""
+"""What a study says on a request: it supports the reader's view, contradicts it, or asked another question."""
 
 CITES: Final = "cites"
 RATING: Final = "rating"
@@ -45,10 +45,10 @@ SLOTS: Final[Mapping[str, Sequence[str]]] = {
     "stance": tuple(STANCES.values()),
     "rating": tuple(map(str, range(1, 10))),
 }
-"""What may stand in each place of a wording."""
+"""The possible values of each slot of a wording."""
 
 
-def word(statement: Statement, wording: int) -> str:
+def to_sentence(statement: Statement, wording: int) -> str:
     """A statement as a sentence, in one of its three wordings (0 to 2)."""
     named = dict(zip(slots(statement.kind), statement.about, strict=True))
     text = WORDINGS[statement.kind][wording].format(**named)
@@ -69,13 +69,13 @@ def read(sentence: str) -> Statement | None:
 
 @cache
 def slots(kind: str) -> tuple[str, ...]:
-    """What a kind of statement is about: the names of its places, in the order of `SLOTS`."""
+    """The names of the slots of a kind of statement, in the order of `SLOTS`."""
     used = {name for name in SLOTS if f"{{{name}}}" in WORDINGS[kind][0]}
     return tuple(name for name in SLOTS if name in used)
 
 
 _SPELT: Final = {value.lower(): value for values in SLOTS.values() for value in values}
-"""How a value that was read in lower case is spelt."""
+"""The spelling of each value, by its lower case."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What goes over the wire: an action, an observation, a state. Nothing of a case's key is in any of them."""
+"""The messages of a served audit: an action, an observation, a state. None of them holds a part of a case's key."""
 
 from typing import Any
 

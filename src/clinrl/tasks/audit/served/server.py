@@ -1,7 +1,7 @@
 """The audit environment behind OpenEnv's server.
 
-An episode is over when the audit is handed in, when the limit of calls is reached, or when the auditor says that there
-are no more calls. Then, and not before, it is scored, by the function that scores every other transcript.
+An episode is over when the audit is submitted, when the limit of calls is reached, or when the auditor says that there
+are no more calls. Only then is it scored, by the function that scores every other transcript.
 """
 
 from typing import Any, Final
@@ -19,9 +19,9 @@ class AuditEnvironment(TaskEnvironment):
     start_type, action_type, observation_type, state_type = Start, AuditAction, AuditObservation, AuditState
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> AuditObservation:
-        """Start an episode, and say what there is to do. `options`: as in `Start`.
+        """Start an episode and return its prompt. `options`: as in `Start`.
 
-        Raises Impossible for what is no option or no value of one; the episode before goes on then.
+        Raises Impossible as `_started` does; the episode before then goes on.
         """
         start = self._checked_start(seed, options)
         case = draw_case(self._task, start, start.level)
@@ -58,4 +58,4 @@ class AuditEnvironment(TaskEnvironment):
 
 
 ENVIRONMENT: Final = AuditEnvironment
-"""What `clinrl openenv audit` serves."""
+"""The environment that `clinrl openenv audit` serves."""
