@@ -262,7 +262,7 @@ def test_a_params_yaml_that_is_edited_meanwhile_stops_the_release(
     monkeypatch.setattr(release, "answer", answer)
     state = ended(release.release, "v2")
     assert state.is_failed()
-    assert "params.yaml was edited while this ran: versions.v2 is another now" in state.message
+    assert "params.yaml was edited while this ran: versions.v2 has changed" in state.message
     assert champion() is None
 
 

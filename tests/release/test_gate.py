@@ -278,7 +278,7 @@ def test_harm_may_be_a_measure_that_is_worse_when_lower():
 
 def test_without_a_bag_of_words_nothing_is_decided():
     for simple in ({}, {"always 2": [2] * 100}):
-        with pytest.raises(ArtefactError, match=r"v2 was not held against the bag of words.* `dvc pull`"):
+        with pytest.raises(ArtefactError, match=r"v2 was not compared with the bag of words.* `dvc pull`"):
             judge(gate(), both("v2", GOLDS), simple=simple)
 
 

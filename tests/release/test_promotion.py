@@ -164,7 +164,7 @@ def test_a_block_that_moved_to_another_file_is_the_same(change, is_same, tmp_pat
     content["datasets"]["d1"].update(change)
     content["versions"]["v1"].update({key: value for key, value in change.items() if key == "file"}, why="Another.")
     YAML().dump(content, Path("params.yaml"))
-    with nullcontext() if is_same else pytest.raises(ParamsError, match="data set d1 is another now"):
+    with nullcontext() if is_same else pytest.raises(ParamsError, match="data set d1 has changed"):
         standing.check_unchanged(before, "v2")
 
 
@@ -308,7 +308,7 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
 
 def test_two_promotions_at_once_are_one(params):
     decision = decisions.decide(params, "v2")
-    with promotion._moving("esi"), pytest.raises(Busy):
+    with promotion._exclusive("esi"), pytest.raises(Busy):
         examined.promote(params, "v2", ADA, decision)
     assert champion() is None
 
@@ -361,7 +361,7 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     versions.point("esi", "champion", None)
     promoted(params, "v2")
     versions.point("esi", "previous", versions.find("esi", "v3"))
-    with pytest.raises(GateError, match=r"v3 has the name of a champion of esi, and .* tells of no approval"):
+    with pytest.raises(GateError, match=r"v3 has the name of a champion of esi, but .* has no approval"):
         promotion.rollback(params, "esi", approver=ADA)
     assert champion() == "v2"
 

@@ -1,9 +1,9 @@
-"""Health of a training run: alarms, read line by line from its history, while it runs and afterwards by the same code.
+"""Alarms about a training run, found step by step in its history; the same code runs during a training and after it.
 
 Each published failure of the series shows in the log long before the exam: a collapse in the shares of answers, hedging
-in the excess of the level that is safest to say, a short budget in clipped and unreadable turns. `Monitor` takes one
-logged step after the other and returns the alarms that it raises. `warn` asks a person to look; `stop` ends the
-training before more of it is wasted. An alarm is raised once at each level for each thing that it is about.
+in the excess of the safest answer, a short token budget in clipped and unreadable turns. `Monitor` takes the logged
+steps in order and returns the alarms that each of them raises. `warn` asks a person to look; `stop` ends the training
+before more time is wasted. An alarm is raised once at each level for each mode, answer or metric that it is about.
 """
 
 import json
@@ -21,22 +21,22 @@ Line = Mapping[str, float | None]
 """One step of a history; None stands for a number that was not finite."""
 
 BASELINE = 5
-"""Steps whose median entropy is what later entropies are compared with."""
+"""Number of first steps; later entropies are compared with the median entropy of these."""
 NUMBERS = ("loss", "grad_norm", "reward", "kl")
-"""What must be finite at every step."""
+"""Metrics that must be finite at every step."""
 
 
 Level = Literal["warn", "stop"]
 LEVELS: Final[tuple[Level, ...]] = ("stop", "warn")
-"""The worse first."""
+"""From the more severe level to the less severe one."""
 
 
 class Alarm(Strict):
-    """Something that is wrong with a run, since a step."""
+    """A problem of a run, and the step at which it was found."""
 
     name: str
     about: str
-    """A mode or an answer; empty where the whole run is meant."""
+    """A mode, an answer or a metric; empty for the whole run."""
     level: Level
     step: int
     observed: float | None
@@ -47,21 +47,21 @@ class Alarm(Strict):
 
 
 class Rule(Strict):
-    """What is observed over a window of steps, and from which value on it is an alarm. Greater is worse."""
+    """The value to observe over a window of steps, and the limits at which it raises an alarm. Greater is worse."""
 
     name: str
     of: str = ""
-    """The metric whose mean is observed, or the prefix of several; empty: observed by a function of `_BY_NAME`."""
+    """The metric whose mean is observed, or a prefix of several that ends in "/"; empty if code computes the value."""
     window: int = 1
-    """Steps that are looked at together; nothing is said before there are so many."""
+    """Number of steps in the window; the rule raises no alarm before there are so many."""
     warn: float
     stop: float
     says: str
-    """One clause with the fields about, observed, shown (of held-out cases), window and baseline."""
+    """One clause with the fields about, observed, shown (the excess on held-out cases), window and baseline."""
     helps: str
 
     def observe(self, lines: Sequence[Line]) -> Mapping[str, float]:
-        """From what it is about to its value over the window; what cannot be said is left out."""
+        """The values over the window, by what each is about; values that cannot be computed are left out."""
         if not self.of:
             return _BY_NAME[self.name](lines)
         if self.of.endswith("/"):
@@ -80,16 +80,16 @@ RULES: Final = _RULES.rules
 
 
 def _means(prefix: str, lines: Sequence[Line]) -> dict[str, float]:
-    """The mean of every metric `<prefix><about>` that the last line has and at least half of the window."""
+    """The mean of each metric `<prefix><about>` that the last line and half of the window have, by `about`."""
     names = sorted(name for name in lines[-1] if name.startswith(prefix))
     means = {name.removeprefix(prefix): _mean(lines, name) for name in names}
     return {about: mean for about, mean in means.items() if mean is not None}
 
 
 def _mean(lines: Sequence[Line], name: str) -> float | None:
-    """The mean of a metric over the lines that have it, as steps of episodes have those of one mode in turn.
+    """The mean of a metric over the lines that have it: the steps of an episode task have one mode each, in turn.
 
-    None if fewer than half of them have it, or if it is no number in one of them.
+    None if fewer than half of the lines have it, or if it is not finite in one of them.
     """
     values = [line[name] for line in lines if name in line]
     known = [value for value in values if value is not None]
@@ -97,24 +97,24 @@ def _mean(lines: Sequence[Line], name: str) -> float | None:
 
 
 def _excess(lines: Sequence[Line]) -> dict[str, float]:
-    """By how much each answer is given more often than it is right."""
+    """The share of each answer minus the share of cases in which it is right."""
     given, right = _means("answer/", lines), _means("gold/", lines)
     return {label: share - right[label] for label, share in given.items() if label in right}
 
 
-def _still(lines: Sequence[Line]) -> dict[str, float]:
-    """1 if no step of the window had a gradient although groups disagreed; else 0."""
+def _unmoved(lines: Sequence[Line]) -> dict[str, float]:
+    """1 if no step of the window had a gradient, else 0; empty if no group had differing rewards."""
     alike = _mean(lines, "frac_reward_zero_std")
     return {} if alike is None or alike == 1 else {"": float(all(line.get("grad_norm") == 0 for line in lines))}
 
 
-def _first(lines: Sequence[Line]) -> dict[str, float]:
-    """The distance at the first step, where the policy still is its parent; TRL measures 0 there."""
+def _first_kl(lines: Sequence[Line]) -> dict[str, float]:
+    """The KL divergence at step 1, where the policy still equals its parent, so that TRL measures 0."""
     kl = lines[-1].get("kl")
     return {} if lines[-1]["step"] != 1 or kl is None else {"": kl}
 
 
-_BY_NAME = {"over_called": _excess, "unmoved": _still, "first_kl": _first}
+_BY_NAME = {"over_called": _excess, "unmoved": _unmoved, "first_kl": _first_kl}
 ENTROPY_WINDOW = 3
 
 
@@ -125,13 +125,13 @@ class Monitor:
         self._recent: deque[Line] = deque(maxlen=max(rule.window for rule in RULES))
         self._entropies: list[float] = []
         self._held_out: list[tuple[float, float]] = []
-        """Exact share on held-out cases, and the mean reward around it."""
+        """At each evaluation of held-out cases: their exact share, and the mean of the last three rewards."""
         self._first_excess: Mapping[str, float] = {}
-        """Of each label, at the first look at held-out cases."""
+        """Excess of each label at the first evaluation of held-out cases."""
         self._raised: set[tuple[str, str, str]] = set()
 
     def add(self, line: Line) -> list[Alarm]:
-        """The alarms that this step raises for the first time; the worse ones first."""
+        """The alarms that this step raises for the first time, `stop` before `warn`."""
         self._recent.append(line)
         found = [*self._not_finite(line)]
         for rule in RULES:
@@ -139,7 +139,7 @@ class Monitor:
                 lines = list(self._recent)[-rule.window :]
                 for about, observed in rule.observe(lines).items():
                     found += _reached(rule, line, observed, about)
-        if "reward" in line:  # an imitation's entropy falls by design
+        if "reward" in line:  # in supervised fine-tuning entropy falls by design
             found += self._entropy(line)
         found += self._over_called(line)
         found += self._divergence(line)
@@ -147,7 +147,7 @@ class Monitor:
         for alarm in sorted(found, key=lambda alarm: alarm.level != "stop"):
             key = (alarm.name, alarm.about, alarm.level)
             if key not in self._raised:
-                self._raised |= {key, (alarm.name, alarm.about, "warn")}  # a stop is not warned of afterwards
+                self._raised |= {key, (alarm.name, alarm.about, "warn")}  # no warning after a stop
                 new.append(alarm)
         return new
 
@@ -192,7 +192,7 @@ class Monitor:
 
 
 def _reached(rule: Rule, line: Line, observed: float, about: str = "", shown: float = 0.0) -> Iterable[Alarm]:
-    """The alarm of a value at the worse of its rule's limits that it reaches; none below both."""
+    """The alarm at the more severe of the rule's limits that a value reaches; empty below both."""
     level = next((level for level in LEVELS if observed >= getattr(rule, level)), None)
     return [_alarm(rule, level, line, observed, about, shown)] if level else []
 
@@ -212,14 +212,14 @@ def alarms(history: Iterable[Line]) -> list[Alarm]:
 
 
 def stored(path: Path) -> list[Alarm] | None:
-    """The alarms that a report holds; None if there is no such file, as for what was not trained."""
+    """The alarms in a written report; None if there is no such file, as for a model that was not trained."""
     if not path.exists():
         return None
     return [Alarm.model_validate(alarm) for alarm in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a written history, None for what was not finite. Raises ArtefactError naming a bad line."""
+    """The lines of a written history, with None for numbers not finite. Raises ArtefactError naming a bad line."""
     if not path.exists():
         raise ArtefactError(f"{path} does not exist; train the version first, or restore it with `dvc checkout`")
     lines = []

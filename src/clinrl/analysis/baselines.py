@@ -26,9 +26,9 @@ BAG_OF_WORDS = "bag of words"
 
 
 def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[str, list[Any]]:
-    """Answers to the exam by row name, in exam order. Without training cases, no row that learns from them.
+    """Answers to the exam by row name, in exam order. Without training cases, the rows that learn are left out.
 
-    Where cases are played in several turns, the rows are the task's policies.
+    For a task of episodes, the rows are the task's policies.
     """
     if task.episodes is not None:
         return {
@@ -41,14 +41,14 @@ def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[
         labels = [task.label(case) for case in training]
         counts = Counter(labels)
         rows[PRIOR] = guesses(task.labels, [counts[label] for label in task.labels], len(exam))
-        texts, asked = ([text(task, case) for case in cases] for cases in (training, exam))
+        texts, exam_texts = ([text(task, case) for case in cases] for cases in (training, exam))
         groups = (case.group for case in training)
-        rows[BAG_OF_WORDS] = [*bag_of_words(tuple(texts), tuple(labels), tuple(groups), tuple(asked))]
+        rows[BAG_OF_WORDS] = [*bag_of_words(tuple(texts), tuple(labels), tuple(groups), tuple(exam_texts))]
     return rows
 
 
 def text(task: Task, case: Case) -> str:
-    """What a model is told about this case: the user turns of its prompt."""
+    """The text that a model reads about a case: the user turns of its prompt."""
     return "\n".join(message.content for message in task.prompt(case.facts) if message.role == "user")
 
 
@@ -59,15 +59,15 @@ def guesses(labels: Sequence[Any], weights: Sequence[float], n: int) -> list[Any
 
 @lru_cache(maxsize=2)
 def bag_of_words(
-    texts: tuple[str, ...], labels: tuple[Any, ...], groups: tuple[str, ...], asked: tuple[str, ...]
+    texts: tuple[str, ...], labels: tuple[Any, ...], groups: tuple[str, ...], exam_texts: tuple[str, ...]
 ) -> tuple[Any, ...]:
-    """Labels for `asked` by logistic regression on TF-IDF of words, or of words and word pairs.
+    """Labels for `exam_texts` by logistic regression on TF-IDF of words, or of words and word pairs.
 
     Classes weigh the same, whatever their counts: an exam may have another mix than the training cases, and without
-    the weights the classifier would hardly name a rare level. Word pairs and C are chosen by 3-fold cross-validation
+    the weights the classifier would hardly predict a rare label. Word pairs and C are chosen by 3-fold cross-validation
     on the training cases only, by mean recall; a template (group) is never in two folds, as it is never in two pools.
-    Ties go to the simpler candidate. Deterministic. It takes seconds on thousands of cases, so the last answers are
-    kept in memory, by all that they follow from.
+    Ties go to the simpler candidate. Deterministic. A call takes seconds on thousands of cases, so the last two results
+    are cached by all arguments.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -76,7 +76,7 @@ def bag_of_words(
     from threadpoolctl import threadpool_limits
 
     if len(set(labels)) == 1:
-        return (labels[0],) * len(asked)
+        return (labels[0],) * len(exam_texts)
     names = sorted(set(labels), key=repr)
     y = [names.index(label) for label in labels]
 
@@ -101,4 +101,4 @@ def bag_of_words(
             found.append((float(recall), -pairs, -math.log(strength), words, x))
     _, _, negative_log, words, x = max(found, key=lambda candidate: candidate[:3])
     best = fit(x, math.exp(-negative_log), range(len(y)))
-    return tuple(names[i] for i in best.predict(words.transform(asked)))
+    return tuple(names[i] for i in best.predict(words.transform(exam_texts)))

@@ -1,4 +1,4 @@
-"""The record of a comparison: its rows, their numbers and the tests between them, as one JSON file keeps them."""
+"""The record of a comparison, kept as one JSON file: its rows, their numbers and the tests between them."""
 
 from typing import Any, Literal
 
@@ -11,9 +11,9 @@ from clinrl.config.comparisons import Pair, Partition
 from clinrl.types import Estimate, Strict
 
 ALL = "all"
-"""The part that holds all cases."""
+"""The name of the part that holds all cases."""
 COMMONEST = "commonest label"
-"""The measure of a test that is about how often the commonest gold label is answered."""
+"""The measure of a test on how often the commonest gold label is answered."""
 
 Kind = Literal["arm", "base", "rival", "baseline"]
 
@@ -23,12 +23,12 @@ class Figure(Strict):
 
     value: float
     low: float | None = None
-    """95% interval, over cases and seeds. None where only reports are known, and no single cases."""
+    """95% interval, over cases and seeds. None for a mean of reports, which hold no single cases."""
     high: float | None = None
     n: int = Field(ge=0)
-    """Cases."""
+    """Number of cases."""
     seeds: tuple[float, ...]
-    """The number of each version, in the order of params.yaml."""
+    """One number for each version, in the order of params.yaml."""
 
 
 Figures = dict[str, Figure]
@@ -44,7 +44,7 @@ class Row(Strict):
     """The columns of the comparison, and `no_parse`."""
     qualities: Figures
     answered: dict[str, float]
-    """Share of the answers by label, or of the decisions of an episode, unreadable ones last; all seeds together."""
+    """Share of the answers, or of the decisions of episodes, by label, unreadable ones last; all seeds together."""
     confusion: Confusion
     """All seeds together."""
 
@@ -71,7 +71,7 @@ class Contrast(Strict):
     c: int | None = None
     """McNemar: cases that count for the second and not for the first."""
     difference: Estimate
-    """The first less the second."""
+    """The first minus the second."""
     p: float
     adjusted: float
     """p after Holm, within the family."""
@@ -86,21 +86,21 @@ class Section(Strict):
     part: str
     n: int = Field(gt=0)
     clusters: int | None
-    """How many clusters the cases are of; None where cases are by themselves."""
+    """Number of clusters of the cases; None where cases are independent."""
     right: dict[str, float]
-    """Share of the cases by gold label, or of the decisions of episodes."""
+    """Share of the cases, or of the decisions of episodes, by gold label."""
     commonest: str
     """The commonest gold label."""
     rows: tuple[Row, ...]
     contrasts: tuple[Contrast, ...]
     views: tuple[ViewRow, ...] = ()
-    """On all cases only."""
+    """Rows under input variants, in sections on all cases only."""
     partition: tuple[Estimate, ...] = Field(default=(), exclude_if=lambda partition: not partition)
-    """Of the first column: null, elicitation and reward, each row less the one before, then their sum."""
+    """Differences in the first column: null, elicitation and reward, each row minus the one before, then their sum."""
 
 
 class Compared(Strict):
-    """A whole comparison. Holds no times: equal answers give equal bytes."""
+    """A whole comparison. It holds no times, so that equal answers give equal bytes."""
 
     name: str
     task: str
@@ -117,10 +117,10 @@ class Compared(Strict):
     tests: tuple[Pair, ...]
     partition: Partition | None = Field(default=None, exclude_if=lambda partition: partition is None)
     published: dict[str, dict[str, dict[str, float]]]
-    """Part to row to metric: what was published about other data."""
+    """Part to row to metric: published numbers about other data."""
     sections: tuple[Section, ...]
     """By mode, and in each all cases first."""
     note: str
     costs: dict[str, dict[str, tuple[Costs, ...]]] = Field(default_factory=dict, exclude_if=lambda costs: not costs)
-    """Mode to row to what thresholds on probabilities reach, a version each; rows without are left out."""
+    """Mode to row to the counts that thresholds on probabilities reach, for each version; rows without are left out."""
     primary: Primary | None = Field(default=None, exclude_if=lambda primary: primary is None)

@@ -1,7 +1,7 @@
-"""Recipes compared over seeds: numbers on answers that are already graded, and the tests between rows.
+"""Comparisons of recipes over seeds: figures of graded answers, and the tests between rows.
 
-A row is a recipe with its versions, one a seed, or the base, or a simple policy. All rows are measured on
-the same cases and on the same draws of them. Pure functions of records: no files, no models, no clock.
+A row is a recipe with one version for each seed, or the base, or a simple policy. All rows are measured on the same
+cases and on the same bootstrap draws of them. Pure functions of records: no files, no models, no clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from clinrl.types import Case, Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a row is made of: answers in exam order, a run each, and what was measured on them elsewhere."""
+    """The inputs of a row: the answers of each run, in exam order, and the measures on them from elsewhere."""
 
     name: str
     kind: Kind
@@ -44,9 +44,9 @@ class Entry:
     """Empty for a baseline."""
     answers: Sequence[Sequence[Any]]
     qualities: Mapping[str, Sequence[Sequence[float | None]]] = field(default_factory=dict)
-    """Of the qualities that ask no model: a number a case and run, None where there is none."""
+    """Qualities that ask no judge: a number for each run and case, None where undefined."""
     reported: Mapping[str, Sequence[Estimate]] = field(default_factory=dict)
-    """Qualities that ask a model, from each version's own report: on all cases."""
+    """Qualities that ask a judge, on all cases, from each version's own report."""
     variants: Mapping[str, Sequence[Estimates]] = field(default_factory=dict)
     """Input variant to the metrics under it, from each version's own report."""
 
@@ -61,11 +61,11 @@ def section(
     part: str,
     of: Sequence[int],
 ) -> Section:
-    """Rows and tests on the cases at the places `of`. A pair without its rows is left out, and so is a partition."""
+    """Rows and tests on the cases at the indices `of`. A pair or a partition with a missing row is left out."""
     chosen = spec.columns
-    held = [cases[i] for i in of]
-    golds = [task.label(case) for case in held]
-    clusters = clusters_of(task, held)
+    part_cases = [cases[i] for i in of]
+    golds = [task.label(case) for case in part_cases]
+    clusters = clusters_of(task, part_cases)
     right = confusion(task, golds, golds).right
     commonest = max(task.labels, key=lambda label: right[str(label)])
     here = [_at(entry, of) for entry in entries]
@@ -89,7 +89,7 @@ def section(
     return Section(
         mode=mode,
         part=part,
-        n=len(held),
+        n=len(part_cases),
         clusters=None if clusters is None else len(set(clusters)),
         right={label: rounded(count / sum(right.values())) for label, count in right.items()},
         commonest=str(commonest),
@@ -111,7 +111,7 @@ def section(
 
 
 def parts(task: Task, cases: Sequence[Case], slice_: str) -> dict[str, list[int]]:
-    """The places of the cases of each value of a slice, by value; all cases come first."""
+    """The indices of the cases by value of a slice, after those of all cases."""
     found: dict[str, list[int]] = {ALL: list(range(len(cases)))}
     if slice_:
         values = [task.reporting.slices[slice_](case) for case in cases]
@@ -128,7 +128,7 @@ def _at(entry: Entry, of: Sequence[int]) -> Entry:
 def _measured(
     task: Task, golds: Sequence[Any], entry: Entry, clusters: Sequence[str] | None, chosen: Sequence[str], common: Any
 ) -> dict[str, Runs]:
-    """Everything that is measured on single cases, where it is defined: `chosen`, qualities, and shares of answers."""
+    """Each measure on single cases, where defined: `chosen`, unreadable answers, qualities, the commonest label."""
 
     def given(gold: Any, answer: Any) -> float:
         return fmean(label == common for _, label in parts_of(task, gold, answer).values())
@@ -154,7 +154,7 @@ def _metric(
 def _figure(
     task: Task, name: str, golds: Sequence[Any], entry: Entry, runs: Runs, clusters: Sequence[str] | None
 ) -> Figure:
-    """A share of a single run, or one that is 0 or 1 in all, has the interval that it has in every report."""
+    """The figure of a metric; a share of one run, or one that is 0 or 1 in all runs, has the interval of reports."""
     metric = task.all_metrics[name]
     if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
         return _mean_figure(task, name, runs)
@@ -169,7 +169,7 @@ def _mean_figure(task: Task, name: str, runs: Runs) -> Figure:
 
 
 def _reported(estimates: Sequence[Estimate]) -> Figure:
-    """A mean of what reports say. The interval of one seed is known; that of a mean is not."""
+    """The mean of estimates from reports. It has an interval for one version only: that of a mean is not known."""
     values = [estimate.value for estimate in estimates]
     only = estimates[0] if len(estimates) == 1 else None
     return Figure(
@@ -210,7 +210,7 @@ def _contrasts(
     pairs: Sequence[Pair],
     main: str,
 ) -> tuple[Contrast, ...]:
-    """All tests of a section, family by family: McNemar's of each compared share, then those over all seeds."""
+    """All tests of a section, family by family: McNemar's of each compared share, then the tests over all seeds."""
     made = [pair for pair in pairs if pair.first in entries and pair.second in entries]
     found = [
         _seed_test(pair, versions, test)
@@ -242,7 +242,7 @@ def _contrasts(
 
 
 def _partition(rows: Sequence[Runs | None]) -> tuple[Estimate, ...]:
-    """Each of the four rows less the one before, then the last less the first; nothing where a row has no number."""
+    """Each of the four rows minus the one before, then the last minus the first; empty where a row has no number."""
     known = [runs for runs in rows if runs is not None]
     if len(known) < 4:
         return ()
@@ -258,13 +258,13 @@ def _detectable(spread: Spread, alpha: float = 1 - LEVEL, tests: int = 1) -> flo
 def primary_tests(
     task: Task, cases: Sequence[Case], entries: Mapping[str, Sequence[Entry]], plan: Registration
 ) -> tuple[PrimaryTest, ...]:
-    """The tests that were registered, mode by mode, on all cases; `entries` are the rows of each mode."""
+    """The registered tests, one for each mode, on all cases; `entries` are the rows of each mode."""
     golds, clusters = [task.label(case) for case in cases], clusters_of(task, cases)
     found = []
     for mode in plan.modes:
         rows = {entry.name: entry for entry in entries[mode]}
         sides = [_metric(task, plan.measure, golds, rows[name].answers, clusters) for name in (plan.first, plan.second)]
-        mine, theirs = (runs for runs in sides if runs is not None)  # the plan's exam has cases that it counts
+        mine, theirs = (runs for runs in sides if runs is not None)  # a plan's measure counts cases of its exam
         test = average_difference(mine, theirs, is_share=True)
         first, second = (
             Estimate(**_figure(task, plan.measure, golds, rows[name], runs, clusters).model_dump(exclude={"seeds"}))
@@ -283,10 +283,10 @@ def primary_tests(
 def _mcnemar(
     task: Task, golds: Sequence[Any], alike: Sequence[str] | None, mine: Entry, theirs: Entry
 ) -> list[tuple[tuple[str, str], Paired]]:
-    """Seed by seed, as far as both have them; a row with a single version is tested against each of the other's."""
+    """McNemar tests by seed, as far as both rows have it; a row's only version meets each version of the other."""
     fewer, more = sorted((len(mine.answers), len(theirs.answers)))
     found = []
-    # A part of the cases may have none that a share counts, which depends on the gold label alone.
+    # A part may have no case in a share's denominator, which depends on the gold label alone.
     counted = [
         metric
         for metric, kind in task.compared.items()

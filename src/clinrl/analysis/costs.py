@@ -1,7 +1,7 @@
-"""Answers of least expected cost, chosen by a model's own probabilities: what a threshold reaches without training.
+"""Answers of least expected cost by a model's own probabilities: the scores that thresholds reach without training.
 
-A reward that charges one direction of error more than the other must stand against this, along the whole curve. Pure
-functions of records: no files, no models, no clock.
+A reward that charges one direction of error more than the other must be compared with this whole curve. Pure functions
+of records: no files, no models, no clock.
 """
 
 import math
@@ -15,37 +15,38 @@ from clinrl.tasks.parts import Share
 from clinrl.types import Strict
 
 WEIGHTS = tuple(2.0**power for power in range(-6, 7))
-"""What a step less cautious than the gold label costs, in steps more cautious."""
+"""Costs of a step less cautious than the gold label, where a step more cautious costs 1."""
 
 Probabilities = Sequence[float]
-"""Of the ordered answers, the most cautious first; they sum to 1."""
+"""Probabilities of the ordered answers, the most cautious first; they sum to 1."""
 
 
 class Costs(Strict):
-    """Counts of cases in one mode: of the exam's own answers, and of those chosen at each weight."""
+    """Counts of cases in one mode, for the exam's own answers and for the answers chosen at each weight."""
 
     n: int = Field(gt=0)
     scored: int = Field(ge=0)
-    """Cases whose probabilities were read. Any other answer, silence among them, stays as it is at every weight."""
+    """Cases whose probabilities were read. All other answers, unreadable ones too, are the same at every weight."""
     measures: tuple[str, ...]
     """Shares of the task that are counted: exact answers, both directions of error, and the safety measure."""
     own: tuple[int, ...]
-    """Cases of each measure, in their order."""
+    """Cases that each of `measures` counts among the exam's own answers."""
     weights: tuple[float, ...]
     chosen: tuple[tuple[int, ...], ...]
-    """The same as `own` for each weight."""
+    """The same counts as `own` for the answers chosen at each weight."""
 
     def shares(self, measure: str) -> list[float]:
-        """A measure as a share of all cases: of the exam's own answers, then at each weight."""
+        """A measure as a share of all cases: for the exam's own answers, then at each weight."""
         place = self.measures.index(measure)
         return [counts[place] / self.n for counts in (self.own, *self.chosen)]
 
 
 def choose(probabilities: Probabilities, weight: float) -> int:
-    """The place of the answer of least expected cost; the most cautious of equals.
+    """The index of the answer of least expected cost; the most cautious one of equals.
 
-    A step less cautious than the gold label costs `weight`, a step more cautious 1: so it is the quantile of order
-    1 / (1 + weight) (Koenker and Bassett, Econometrica 1978), and a larger weight never chooses a less cautious answer.
+    A step less cautious than the gold label costs `weight`, a step more cautious 1. So the answer is the quantile of
+    order 1 / (1 + weight) (Koenker and Bassett, Econometrica 1978), and a larger weight never chooses a less cautious
+    answer.
     """
     for place in range(len(probabilities) - 1):
         if weight * math.fsum(probabilities[: place + 1]) >= math.fsum(probabilities[place + 1 :]):
@@ -56,8 +57,7 @@ def choose(probabilities: Probabilities, weight: float) -> int:
 def count(
     task: Task, golds: Sequence[Any], answers: Sequence[Any], probabilities: Sequence[Probabilities | None]
 ) -> Costs:
-    """The counts of one mode of a task with ordered answers: gold label, the exam's answer and the probabilities of
-    each case, None where unread."""
+    """The counts of one mode of a task with ordered answers; `probabilities` are None for cases without."""
     ordered = task.ordered
     assert ordered is not None
     measures = tuple(dict.fromkeys((EXACT, ordered.under, ordered.over, task.safety.metric)))

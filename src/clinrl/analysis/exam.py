@@ -1,4 +1,4 @@
-"""What an exam says about one version in one mode: the record, and how it follows from graded answers.
+"""The report of an exam on one version in one mode, and how it is computed from graded answers.
 
 Every share carries its interval and its count of cases; unreadable answers stay in every denominator. Pure functions
 of records: no files, no models, no clock.
@@ -22,14 +22,14 @@ from clinrl.types import Case, Estimate, Graded, Strict, Transcript, Unreadable
 
 UNREADABLE = "unreadable"
 VARIANTS = "view"
-"""The slice of input variants, as reports name it."""
+"""The name of the slice of input variants in reports."""
 NOTE = "Research only, synthetic data."
 IMPORTED_NOTE = "Research only, imported cases."
-"""The note of an exam on somebody's records."""
+"""The note of an exam on imported cases."""
 
 Estimates = dict[str, Estimate]
 Agreement = dict[str, Estimate | dict[str, dict[str, Paired]]]
-"""What `between_modes` finds: `mode_agreement`, and two modes, as `think_direct`, to a test of each compared share."""
+"""From `paired.between_modes`: `mode_agreement`, and tests by pair of modes, such as `think_direct`, and by share."""
 T = TypeVar("T")
 
 
@@ -41,8 +41,7 @@ class Row(Strict):
 
 
 class Confusion(Strict):
-    """Counts of cases, or of the decisions that cases are made of: a row for each gold label, a column for each answer,
-    the last one for unreadable answers."""
+    """Counts of cases, or of their decisions: a row for each gold label, a column for each answer, unreadable last."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -59,7 +58,7 @@ class Confusion(Strict):
 
 
 class EvalReport(Strict):
-    """One version, one exam, one mode. Holds no times: equal answers give equal bytes."""
+    """One version, one exam, one mode. It holds no times, so that equal answers give equal bytes."""
 
     name: str
     task: str
@@ -72,10 +71,9 @@ class EvalReport(Strict):
     adapter_digest: str
     n: int = Field(gt=0)
     metrics: Estimates
-    """The task's metrics and qualities, and `no_parse` (unreadable answers) and `clipped` (out of tokens) as shares of
-    all cases.
+    """The task's metrics and qualities; `no_parse` (unreadable) and `clipped` (out of tokens) are shares of all cases.
 
-    The n of a share is its denominator; the n of a statistic is the count of answers that it is computed on: the
+    The n of a share is its denominator; the n of a statistic is the number of answers that it is computed on: the
     readable ones, or all."""
     stops: dict[str, int]
     unreadable: dict[str, int]
@@ -91,16 +89,16 @@ class EvalReport(Strict):
     rows: tuple[Row, ...]
     paired: tuple[Paired, ...]
     sampler: dict[str, str] = Field(default_factory=dict, exclude_if=lambda sampler: not sampler)
-    """Who wrote the answers; empty at the embedded scale."""
+    """The sampler that wrote the answers; empty at the embedded scale."""
     seen_clauses: Estimates = Field(default_factory=dict, exclude_if=lambda seen: not seen)
-    """Corpus that the model learned from to the share of the exam's clauses that stand in it, word for word."""
+    """Corpus that the model learned from to the share of the exam's clauses that it contains, numbers masked."""
     costs: Costs | None = Field(default=None, exclude_if=lambda costs: costs is None)
-    """What answers chosen by thresholds on the model's probabilities would be; None where these were not read."""
+    """Counts of answers chosen by thresholds on the model's probabilities; None where these were not read."""
     note: str = NOTE
 
     @property
     def counted(self) -> str:
-        """What `confusion` and `predicted` count: a case of several decisions is counted once for each."""
+        """The unit of `confusion` and `predicted`: a case of several decisions is counted once for each."""
         return "cases" if self.confusion.total == self.n else "decisions"
 
 
@@ -116,11 +114,11 @@ def build(
 ) -> EvalReport:
     """The report on the graded answers of a mode.
 
-    `others` are the other rows by name, as `row_metrics` gives them, `tests` the paired tests already made, `responses`
-    those of the judges that the task's qualities need. `qualities` are the measures of whole transcripts, by default
-    all of the task's. `seen` is what `seen_clauses` found.
+    `others` are the other rows by name, from `row_metrics`, `tests` the paired tests, `responses` the judges' responses
+    that the task's qualities need. `qualities` are the measures of whole transcripts, by default all of the task's.
+    `seen` is the result of `seen_clauses`.
 
-    Raises ValueError if the graded answers are not those of the cases.
+    Raises ValueError if the graded answers are not those of the cases, in their order.
     """
     task, cases, graded, clusters = run.task, run.cases, run.graded[mode], run.clusters
     if [case.id for case in cases] != [line.case_id for line in graded]:
@@ -171,9 +169,9 @@ def build(
 
 
 def seen_clauses(task: Task, cases: Sequence[Case], corpora: Mapping[str, Iterable[Case]]) -> Estimates:
-    """The share of the clauses of an exam that stand in each corpus, numbers masked, with an interval over cases.
+    """The share of the clauses of an exam that each corpus contains, numbers masked, with an interval over cases.
 
-    Empty for a task that does not say what a clause is.
+    Empty for a task that defines no clauses.
     """
     if (of := task.reporting.clauses) is None:
         return {}
@@ -186,7 +184,7 @@ def seen_clauses(task: Task, cases: Sequence[Case], corpora: Mapping[str, Iterab
 
 
 def note_of(cases: Sequence[Case]) -> str:
-    """What every page about these cases begins with."""
+    """The note at the top of every page about these cases."""
     return IMPORTED_NOTE if any(map(is_imported, cases)) else NOTE
 
 
@@ -216,7 +214,7 @@ def estimates(
 def share(
     metric: Share, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None = None
 ) -> Estimate | None:
-    """A share with its interval, Wilson's or that over clusters; None if no case is in its denominator."""
+    """A share with its interval, Wilson's or one over clusters; None if no case is in its denominator."""
     verdicts = [metric.of(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
     inside = [i for i, verdict in enumerate(verdicts) if verdict is not None]
     return rate([bool(verdicts[i]) for i in inside], clusters and _at(clusters, inside)) if inside else None
@@ -247,7 +245,7 @@ def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confu
 
 
 def _cells(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> list[tuple[str, str]]:
-    """Row and column of each part of each answer."""
+    """The row and the column of each decision in each answer."""
     pairs = zip(golds, answers, strict=True)
     return [(str(row), column(given)) for gold, answer in pairs for row, given in parts_of(task, gold, answer).values()]
 
@@ -267,7 +265,7 @@ def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict
 
 
 def row_metrics(run: Run, answers: Sequence[Any]) -> Estimates:
-    """The metrics of a row of the comparison table: of anybody's answers to the exam of a run."""
+    """The metrics of a row of the comparison table, for any policy's answers to the exam of a run."""
     metrics = {name: run.task.metrics[name] for name in run.task.reporting.row_metrics}
     return estimates(metrics, run.golds, answers, run.clusters)
 
@@ -290,9 +288,9 @@ def _slice(run: Run, graded: Sequence[Graded], of: Callable[[Case], str]) -> dic
 
 
 def _variants(run: Run, graded: Mapping[str, Sequence[Graded]]) -> dict[str, Estimates]:
-    """The same model on the cases as given and under input variants, each on the cases that have the variant.
+    """Measures under each input variant, on the cases that have it, and as given, on the cases that have any variant.
 
-    Of the qualities those that ask no judge: a judge would be asked about every case once for each variant.
+    Qualities that ask a judge are left out: they would ask about every case once for each variant.
     """
     task, by_id = run.task, {case.id: case for case in run.cases}
     others = {line.case_id for variant, lines in graded.items() if variant != GIVEN for line in lines}
@@ -317,10 +315,10 @@ def _at(values: Sequence[T], places: Sequence[int]) -> list[T]:
 
 
 def columns(task: Task) -> tuple[str, ...]:
-    """Every outcome of a case: the labels, and last that the answer was unreadable."""
+    """Every outcome of a case: the labels, then `UNREADABLE`."""
     return (*(str(label) for label in task.labels), UNREADABLE)
 
 
 def column(answer: Any) -> str:
-    """Which of `columns` an answer is."""
+    """The one of `columns` that an answer belongs to."""
     return UNREADABLE if isinstance(answer, Unreadable) else str(answer)

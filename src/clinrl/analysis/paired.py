@@ -1,4 +1,4 @@
-"""Two models, or two modes, on one exam: whether they may be compared, and the paired tests between them."""
+"""Comparisons of two models, or two modes, on one exam: whether they are comparable, and the paired tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ class Answers:
     under: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Answers by input variant; a case without the variant keeps its answer as given."""
     clusters: Sequence[str] | None = None
-    """The cluster of each case, for intervals; None where cases are by themselves."""
+    """The cluster of each case, for intervals; None where cases are independent."""
     sampler: Mapping[str, str] = field(default_factory=dict)
-    """Who wrote them; empty at the embedded scale, and where there are none yet."""
+    """The sampler that wrote the answers; empty at the embedded scale, and where there are no answers yet."""
 
 
 ByMode = Mapping[str, Answers]
@@ -47,16 +47,16 @@ def compare(a: Answers, b: Answers, metrics: Mapping[str, Share | Statistic]) ->
 
 
 def patients(task: Task, clusters: Sequence[str] | None) -> Sequence[str] | None:
-    """The clusters that paired tests take for alike: patients of imported cases who came more than once.
+    """The clusters of paired tests: the patients of imported cases, if a patient came more than once.
 
-    None for a task that names clusters of its own: its tests count cases until its next version, since reports in git
-    do.
+    None for a task that names clusters of its own: its tests count single cases until its next version, because its
+    reports in git do.
     """
     return clusters if task.reporting.cluster is None else None
 
 
 def comparable(a: "Answers | EvalReport", b: "Answers | EvalReport") -> None:
-    """Raise ArtefactError naming what differs if two reports, or two sets of answers, are of different questions."""
+    """Raise ArtefactError naming the difference if two reports, or two sets of answers, are not comparable."""
     for what, mine, theirs in (
         ("task", a.task, b.task),
         ("task version", a.task_version, b.task_version),
@@ -73,7 +73,7 @@ def comparable(a: "Answers | EvalReport", b: "Answers | EvalReport") -> None:
 
 
 def same_sampler(first: str, of_first: Mapping[str, str], second: str, of_second: Mapping[str, str]) -> None:
-    """Raise ArtefactError if two models were sampled by two samplers; empty: not known, as at the embedded scale."""
+    """Raise ArtefactError if two samplers wrote the answers of two models; an empty sampler is unknown and passes."""
     mine, theirs = (" ".join(one[key] for key in ("name", "version") if one) for one in (of_first, of_second))
     if mine and theirs and mine != theirs:
         raise ArtefactError(
@@ -88,7 +88,7 @@ def between_modes(
     metrics: Mapping[str, Share | Statistic],
     alike: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Agreement of the modes of one version, and a paired test for each two of them. Empty for a single mode.
+    """Agreement of the modes of one version, and paired tests for each pair of modes. Empty for a single mode.
 
     `mode_agreement` is the share of all cases with the same readable answer in every mode: two unreadable answers do
     not agree. `alike` are the `patients` of the cases.
@@ -113,7 +113,7 @@ def paired_on(
     metrics: Mapping[str, Share | Statistic],
     alike: Sequence[str] | None = None,
 ) -> Paired:
-    """The paired test of one share on equal cases, `alike` as for `between_modes`. Raises TypeError for a statistic."""
+    """The paired test of one share on equal cases, `alike` as in `between_modes`. Raises TypeError for a statistic."""
     kind = metrics[metric]
     if not isinstance(kind, Share):
         raise TypeError(f"{metric} is a statistic; paired tests are of shares")

@@ -1,4 +1,4 @@
-"""What is written down before the runs of a comparison, and what its report says of it. Pure functions of records."""
+"""The plan of a comparison, registered before its runs, and its result in the report. Pure functions of records."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict, Unreadable
 
 DECIMALS = 4
-"""Of a power or an effect: more would only be the last bits of another machine's arithmetic."""
+"""Decimals of a power or an effect: further ones would differ with the arithmetic of machines."""
 PARTS = {
     "metric": ("task", "task_version", "measure", "metric"),
     "pair": ("first", "second", "versions"),
@@ -25,14 +25,15 @@ PARTS = {
     "test": ("test",),
     "plan": ("effect", "alpha", "discordant", "seed_sd", "design_effect"),
 }
-"""What a sentence calls the fields of a registration that a comparison must still have.
+"""The fields of a registration that a comparison must still match, under the names that sentences give them.
 
-Forecasts follow from the rest. They stay as they were made, even if later code should make better ones.
+Forecasts are left out. They follow from the other fields, and stay as they were made even if later code makes better
+ones.
 """
 
 
 class Forecast(Strict):
-    """What the exam can show in one mode, if the assumptions hold."""
+    """The power of the exam in one mode, if the plan's assumptions hold."""
 
     power: float
     """Probability that the smallest effect of interest is shown."""
@@ -41,35 +42,35 @@ class Forecast(Strict):
 
 
 class Registration(Strict):
-    """A plan with the digests of all that it is about. Holds no time: git's history says when it was written."""
+    """A plan with the digests of its inputs. It holds no time: git's history says when it was written."""
 
     name: str
-    """The comparison."""
+    """Name of the comparison."""
     retrospective: bool
-    """It was written after exams that it is about, and is no pre-registration."""
+    """True if the plan was written after exams that it is about, so that it is no pre-registration."""
     task: str
     task_version: int
     measure: str
     metric: str
-    """Digest of what the measure says of every right and given answer."""
+    """Digest of the measure's verdicts on every pair of gold label and answer."""
     test: str = Field(default="", exclude_if=lambda test: not test)
-    """Digest of what the test says of some answers; empty in plans that were written before there was one."""
+    """Digest of the test's results on made-up answers; empty in plans that are older than this field."""
     first: str
     second: str
     versions: dict[str, tuple[str, ...]]
-    """Of the two rows, but for the base, which is not trained here."""
+    """Versions of each of the two rows; none for the base, which is not trained here."""
     exam: str
     data: dict[str, str]
     """Data set to digest: the exam, and what the versions and their ancestors train on."""
     n: int
     """Cases in the measure's denominator."""
     clusters: int | None
-    """How many clusters these are of; None where cases are by themselves."""
+    """Number of clusters of these cases; None where cases are independent."""
     scale: str
     recipes: dict[str, str]
     """Version, ancestor and base to the digest of its recipe at this scale."""
     seeds: dict[str, int]
-    """Of the versions and their ancestors."""
+    """Seeds of the versions and their ancestors."""
     modes: dict[str, dict[str, Any]]
     """Decoding of each mode that is tested; the tests are adjusted for their number (Holm)."""
     effect: float
@@ -80,7 +81,7 @@ class Registration(Strict):
     seed_sd: float
     """Expected standard deviation between seeds of a recipe, as a share."""
     design_effect: float
-    """How many clustered cases say as much as one that is by itself."""
+    """Number of clustered cases that are worth one independent case."""
     forecasts: dict[str, Forecast]
     """By mode, with alpha divided by the number of modes."""
 
@@ -92,7 +93,7 @@ class PrimaryTest(Strict):
     first: Estimate
     second: Estimate
     difference: Estimate
-    """The first less the second."""
+    """The first minus the second."""
     p: float
     adjusted: float
     """p after Holm over the modes."""
@@ -101,7 +102,7 @@ class PrimaryTest(Strict):
 
 
 class Primary(Strict):
-    """What a comparison was registered for, and what came of it."""
+    """The registration of a comparison, and the results of its tests."""
 
     registration: Registration
     digest: str
@@ -110,7 +111,7 @@ class Primary(Strict):
 
 
 def forecasts(plan: Registration) -> dict[str, Forecast]:
-    """What the exam can show under a plan's assumptions, by mode."""
+    """The forecasts under a plan's assumptions, by mode."""
     first, second = (len(plan.versions[row]) for row in (plan.first, plan.second))
     found = {}
     for mode in plan.modes:
@@ -127,10 +128,10 @@ def forecasts(plan: Registration) -> dict[str, Forecast]:
 
 
 def metric_digest(task: Task, measure: str, golds: Sequence[Any]) -> str:
-    """Digest of what a share says of every pair of right and given label, of unreadable answers too.
+    """Digest of a share's verdicts on every pair of gold label and given answer, including the unreadable answer.
 
-    A label of an episode holds several decisions, and there are too many: there the pairs are of the right answers of
-    the exam, `golds`. So a renamed function changes nothing, and another verdict does.
+    The label of an episode holds several decisions, so there are too many labels: there the pairs are made of the
+    exam's gold labels, `golds`. A renamed function does not change the digest; a different verdict does.
     """
     metric = task.metrics[measure]
     assert isinstance(metric, Share)
@@ -141,7 +142,7 @@ def metric_digest(task: Task, measure: str, golds: Sequence[Any]) -> str:
 
 
 def rule_digest() -> str:
-    """Digest of what the test of a primary measure says of made-up answers: another test would say something else."""
+    """Digest of the results of a primary measure's test on made-up answers: another test would give other results."""
     results = []
     for mine, theirs in ((2, 1), (3, 2), (5, 5)):
         rows = [
@@ -159,7 +160,7 @@ def rule_digest() -> str:
 
 
 def changes(registered: Registration, planned: Registration) -> Iterator[str]:
-    """What differs, part by part, with the names of the entries in which it does."""
+    """The parts that differ, each with the names of the entries that differ."""
     for part, fields in PARTS.items():
         found = [name for field in fields for name in _changed(registered, planned, field)]
         if found:

@@ -1,10 +1,10 @@
-"""Simulated lives of a model that is retrained every week on one exam: what a rule of promotion lets pass.
+"""Simulated lives of a model that is retrained every week on one exam: which drafts a promotion rule lets pass.
 
-A life is kept as counts. A champion answers some cases of the exam wrongly, in both modes or in one. They stay the same
-while it is champion, so that its luck is shared by all of its drafts. A draft repairs some of them at random and breaks
-others that were right; what is wrong after a promotion is what the next drafts are held against. The mine data is a
-second such set of cases. Limits on other measures than the share of right answers are left out, so nothing
-here says how often a version that harms more is promoted.
+A life is kept as counts of cases. A champion answers some cases of the exam wrongly, in both modes or in one. These
+stay the same while it is champion, so that all of its drafts share its luck. A draft repairs some of them at random and
+breaks others that were right; after a promotion, the next drafts are compared with the new set of wrong cases. The mine
+data is a second such set of cases. Limits on measures other than the share of right answers are left out, so the
+simulation does not show how often a version that harms more is promoted.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from clinrl.config.change_plan import ChangePlan
 
 SHARED = 0.6
-"""Of a model's wrong answers, how many it gives in both modes: as esi-v49, which errs in 90 (think) and 79 (direct) of
-800 cases, 52 of them the same."""
+"""Share of a model's wrong answers that it gives in both modes, after esi-v49: it errs in 90 (think) and 79 (direct) of
+800 cases, and 52 of these are the same."""
 POINT = 0.01
 
 Gains = Callable[[Generator, int, int], Any]
-"""By how much the draft of each week, a row, is better than the champion of each life, a column: a share of cases."""
+"""Draws the gain of the draft of each week (row) over the champion of each life (column), as a share of cases."""
 
 
 def _always(gain: float) -> Gains:
@@ -54,13 +54,13 @@ SCENARIOS: Mapping[str, Gains] = {
 
 
 class World(Strict):
-    """What is assumed of a life."""
+    """The assumptions of a simulation."""
 
     lives: int = Field(ge=1)
     weeks: int = Field(ge=1)
     """Drafts in a life."""
     cases: int = Field(ge=1)
-    """Of the exam."""
+    """Cases of the exam."""
     mine: int = Field(ge=1)
     """Cases of the mine data."""
     wrong: float = Field(gt=0, lt=0.5)
@@ -68,7 +68,7 @@ class World(Strict):
     discordance: float = Field(gt=0, lt=1)
     """The share of cases that only one of champion and draft gets right, where the draft is no better."""
     lopsided: bool = False
-    """Every loss is in both modes, and every gain in one: where the plan's test errs most."""
+    """Every loss is in both modes and every gain in one: the plan's test errs most there."""
     seed: int = Field(ge=0)
 
 
@@ -76,22 +76,22 @@ RuleName = Literal["without a budget", "an even share each week", "the plan"]
 
 
 class Row(Strict):
-    """How lives went in one scenario under one rule. Shares are of lives."""
+    """The result of one scenario under one rule. Shares are of lives."""
 
     scenario: str
     rule: RuleName
     useless: Estimate
-    """A draft was promoted that was no better and no worse."""
+    """Share with a promoted draft that was neither better nor worse."""
     worse: Estimate
-    """One was that was worse."""
+    """Share with a promoted draft that was worse."""
     better: Estimate
-    """One was that was better."""
+    """Share with a promoted draft that was better."""
     looks: float
-    """Decisions on the exam, on average."""
+    """Mean number of decisions on the exam in a life."""
 
 
 def most_discordant(wrong: float) -> float:
-    """The discordance of two models that err so often, each on cases of its own."""
+    """The discordance of two models that both err with the probability `wrong`, independently of each other."""
     return 2 * wrong * (1 - wrong)
 
 
@@ -110,11 +110,13 @@ def simulate(world: World, plan: "ChangePlan") -> list[Row]:
 
 
 class _Rule:
-    """What is promoted without an account of how often the exam was asked: a gain over both modes that is surely above
-    0, by its interval, as retraining had it before there were plans."""
+    """Promotion without an error budget, as retraining worked before there were plans.
+
+    A draft passes if the whole 95% interval of its gain, averaged over modes, lies above 0.
+    """
 
     def passes(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
-        """Which drafts are promoted, and for which the exam was looked at; one of each life."""
+        """For the draft of each life: whether it is promoted, and whether the gate looked at the exam."""
         from scipy.stats import norm
 
         gained, squares = exam.mean_gain()
@@ -132,7 +134,7 @@ class _Even(_Rule):
 
 
 class _Planned(_Rule):
-    """The screen, the test and the account of a change plan, as `clinrl.release` has them, for many lives at once."""
+    """The screen, the test and the error budget of a change plan, as in `clinrl.release`, for many lives at once."""
 
     def __init__(self, plan: "ChangePlan", lives: int) -> None:
         self.plan = plan
@@ -149,9 +151,9 @@ class _Planned(_Rule):
 
 @dataclass
 class _Drafts:
-    """A draft of each life on one set of cases: how many it repaired, and how many it broke, of the champion's.
+    """A draft of each life on one set of cases: how many of the champion's answers it repaired, and how many it broke.
 
-    Rows: cases that are about both modes, the first alone, the second alone.
+    Rows of the arrays: cases that changed in both modes, in the first alone, in the second alone.
     """
 
     cases: int
@@ -159,7 +161,7 @@ class _Drafts:
     broken: Any
 
     def p(self) -> Any:
-        """The one-sided p of no gain on average over modes, which is what a plan asks about."""
+        """The one-sided p of no gain on average over modes, as in the test of a change plan."""
         r, b = self.repaired, self.broken
         twice, once = r[0] + b[0], (r[1:] + b[1:]).sum(axis=0)
         total = 2 * (r[0] - b[0]) + (r[1:] - b[1:]).sum(axis=0)
@@ -167,7 +169,7 @@ class _Drafts:
         return numpy.array([no_better(gained, sizes) for gained, *sizes in counts])
 
     def mean_gain(self) -> tuple[Any, Any]:
-        """The gain of a case averaged over modes, and its square; means over cases."""
+        """The mean over cases of a case's gain, averaged over modes, and the mean of its square."""
         weights = (1.0, 0.5, 0.5)
         gained = sum(w * (r - b) for w, r, b in zip(weights, self.repaired, self.broken, strict=True))
         squares = sum(w * w * (r + b) for w, r, b in zip(weights, self.repaired, self.broken, strict=True))
@@ -175,7 +177,7 @@ class _Drafts:
 
 
 class _Cases:
-    """One set of cases in every life: which the champion gets wrong. Rows as in `_Drafts`."""
+    """One set of cases in every life: how many the champion gets wrong, with rows as in `_Drafts`."""
 
     def __init__(self, world: World, cases: int, generator: Generator) -> None:
         once, both = world.wrong * (1 - SHARED), world.wrong * SHARED
@@ -184,8 +186,10 @@ class _Cases:
         self.wrong = generator.multinomial(cases, shares, size=world.lives).T[:3]
 
     def drafts(self, repairs: Any, breaks: Any) -> _Drafts:
-        """Drafts that repair this share of what is wrong, and break this share of what is right in both modes; where
-        they are lopsided, as much of it in all."""
+        """Drafts that repair a share of the wrong cases, and in each mode break a share of those right in both modes.
+
+        Lopsided drafts repair and break as many answers in all, but repair cases in one mode and break them in both.
+        """
         right, shares = self.cases - self.wrong.sum(axis=0), (SHARED, 1 - SHARED, 1 - SHARED)
         if self.lopsided:
             once, shares = self.wrong[1:].sum(axis=0), (1.0, 0.0, 0.0)
@@ -195,12 +199,12 @@ class _Cases:
         return _Drafts(self.cases, self.generator.binomial(self.wrong, repairs), numpy.array(broken))
 
     def promote(self, passed: Any, drafts: _Drafts) -> None:
-        """Let drafts that passed be champion."""
+        """Make each draft that passed the champion of its life."""
         self.wrong = numpy.where(passed, self.wrong - drafts.repaired + drafts.broken, self.wrong)
 
 
 def _live(world: World, number: int, scenario: str, name: RuleName, rule: _Rule) -> Row:
-    # Streams of their own, so that all rules meet the same drafts for as long as they promote the same.
+    # Separate random streams, so that all rules see the same drafts as long as they promote the same ones.
     planned, exam_draws, mine_draws = (numpy.random.default_rng([world.seed, number, stream]) for stream in range(3))
     gains = SCENARIOS[scenario](planned, world.weeks, world.lives)
     exam, mine = _Cases(world, world.cases, exam_draws), _Cases(world, world.mine, mine_draws)
@@ -208,7 +212,7 @@ def _live(world: World, number: int, scenario: str, name: RuleName, rule: _Rule)
     promoted = {kind: numpy.zeros(world.lives, bool) for kind in ("useless", "worse", "better")}
     looks = 0
     for planned_gain in gains:
-        gain = numpy.where(planned_gain > wrong, 0.0, planned_gain)  # nobody is better than right everywhere
+        gain = numpy.where(planned_gain > wrong, 0.0, planned_gain)  # no draft is better than right everywhere
         breaks = world.discordance / 2 * (wrong - gain) / world.wrong  # in proportion to what the draft gets wrong
         breaks = numpy.maximum(breaks, -gain)
         rates = (breaks + gain) / wrong, breaks / (1 - wrong * (2 - SHARED))

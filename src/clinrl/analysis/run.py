@@ -1,4 +1,4 @@
-"""A model on an exam, as one record: what was asked, how each mode decodes, and what was answered."""
+"""A model on an exam, as one record: the cases, the decoding of each mode, and the graded answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ class Run:
     adapter_digest: str = ""
     """Identity of the adapter, or of the full model, that answered."""
     graded: Mapping[str, Sequence[Graded]] = field(default_factory=dict)
-    """By mode, in the order of the cases. Under `<mode>.<variant>`: the cases that have this input variant."""
+    """Answers by mode, in the order of the cases. `<mode>.<variant>` holds those of cases with this input variant."""
     sampler: Mapping[str, str] = field(default_factory=dict)
-    """Who wrote the answers; empty at the embedded scale, and before there are any."""
+    """The sampler that wrote the answers; empty at the embedded scale, and before there are answers."""
     probabilities: Mapping[str, Sequence[Probabilities | None]] = field(default_factory=dict)
-    """Of the ordered answers, by mode, in the order of the cases; without those modes whose were not read."""
+    """Probabilities of the ordered answers, by mode, in the order of the cases; without modes where none were read."""
 
     @property
     def task(self) -> Task:
@@ -41,27 +41,27 @@ class Run:
 
     @cached_property
     def shown(self) -> list[Case]:
-        """The cases as the model is shown them."""
+        """The cases as the model sees them."""
         return [self.model.sees(case) for case in self.cases]
 
     @cached_property
     def clusters(self) -> list[str] | None:
-        """The cluster of each case, for intervals; None where cases are by themselves."""
+        """The cluster of each case, for intervals; None where cases are independent."""
         return clusters_of(self.task, self.cases)
 
     def variants(self, mode: str) -> dict[str, Sequence[Graded]]:
-        """The graded answers of a mode under each input variant that it was asked under."""
+        """The graded answers of a mode by input variant; variants without answers are left out."""
         names = {variant: f"{mode}.{variant}" for variant in self.model.variants}
         return {variant: self.graded[name] for variant, name in names.items() if name in self.graded}
 
     def costs(self, mode: str) -> Costs | None:
-        """What thresholds on the probabilities of a mode reach; None where these were not read."""
+        """The counts that thresholds on the probabilities of a mode reach; None where these were not read."""
         if mode not in self.probabilities:
             return None
         return count(self.task, self.golds, [line.answer for line in self.graded[mode]], self.probabilities[mode])
 
     def answers(self, mode: str) -> Answers:
-        """What was answered in a mode, for comparisons; without answers where none were given."""
+        """The answers of a mode, for comparisons; `answers` is empty where none were given."""
         return Answers(
             name=self.model.name,
             task=self.task.name,
@@ -77,9 +77,9 @@ class Run:
 
 
 def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
-    """The cluster of each case, for intervals; None where cases are by themselves.
+    """The cluster of each case, for intervals; None where cases are independent.
 
-    Imported cases of a task that names no clusters are alike within a patient, who may have come more than once.
+    In a task that names no clusters, imported cases are clustered by patient if a patient came more than once.
     """
     if task.reporting.cluster is not None:
         return [task.reporting.cluster(case) for case in cases]

@@ -8,18 +8,18 @@ from typing import Any
 SEED = 977
 ROUNDS, RATE, LEAVES = 600, 0.15, 63
 WORDS, NUMBERS = 6000, 300
-"""Columns of words and pairs of words, the first by chi-squared, and of numbers, the commonest."""
+"""Most columns: of words and pairs of words, chosen by chi-squared, and of numbers, chosen by frequency."""
 THREADS = 2
 LONGEST = 20_000
-"""Characters of a text that are read for numbers."""
+"""Characters at the start of a text that are searched for numbers."""
 _TOKEN = re.compile(r"[a-z]+|[0-9]{1,6}(?:\.[0-9]{1,3})?|[/%]")
 
 
 def numbers(text: str) -> dict[str, float]:
-    """The numbers of a text, from 0 to below a million, by what stands around them: `hr #`, `pulse rate #`, `# % on`.
+    """The numbers of a text, from 0 to below a million, by the tokens around them: `hr #`, `pulse rate #`, `# % on`.
 
-    Each has five names: of one and of two tokens before it, one and two after it, and one on either side. Of several
-    numbers with one name, the first counts.
+    Each number has five names: from one and two tokens before it, one and two after it, and one on either side. Of
+    several numbers with the same name, the first counts.
     """
     tokens = _TOKEN.findall(text[:LONGEST].lower())
     masked = ["", "", *("#" if token[0].isdigit() else token for token in tokens), "", ""]
@@ -32,10 +32,11 @@ def numbers(text: str) -> dict[str, float]:
     return found
 
 
-def boosted_trees(texts: Sequence[str], labels: Sequence[Any], asked: Sequence[str]) -> list[Any]:
-    """Labels for `asked` by gradient-boosted trees that learned from `texts`: counts of words and pairs of words, and
-    `numbers`. Sizes were chosen on error-mining data. Deterministic: one seed, columns in a fixed order; the
-    number of threads changes nothing.
+def boosted_trees(texts: Sequence[str], labels: Sequence[Any], exam_texts: Sequence[str]) -> list[Any]:
+    """Labels for `exam_texts` by gradient-boosted trees trained on `texts` and `labels`.
+
+    Features are counts of words and pairs of words, and `numbers`. Sizes were chosen on error-mining data.
+    Deterministic: one seed, columns in a fixed order; the number of threads changes nothing.
     """
     import lightgbm
     import numpy as np
@@ -45,7 +46,7 @@ def boosted_trees(texts: Sequence[str], labels: Sequence[Any], asked: Sequence[s
 
     names = sorted(set(labels), key=repr)
     if len(names) == 1:
-        return names * len(asked)
+        return names * len(exam_texts)
     y = [names.index(label) for label in labels]
     # Words without digits: numbers have columns of their own.
     words = CountVectorizer(ngram_range=(1, 2), min_df=0.0005, token_pattern=r"(?u)\b[^\W\d]+\b", dtype=np.float32)
@@ -66,5 +67,5 @@ def boosted_trees(texts: Sequence[str], labels: Sequence[Any], asked: Sequence[s
         "verbose": -1,
     }  # fmt: skip
     booster = lightgbm.train(settings, lightgbm.Dataset(table(counts, read), y, params=settings), ROUNDS)
-    shares = booster.predict(table(words.transform(asked), [numbers(text) for text in asked]))
+    shares = booster.predict(table(words.transform(exam_texts), [numbers(text) for text in exam_texts]))
     return [names[i] for i in np.asarray(shares).argmax(axis=1)]

@@ -1,10 +1,10 @@
 """The audit log: every decision, approval, promotion and rollback, one JSON line each, chained by hash and signed.
 
-Append-only: each line names the digest of the one before it, so a line that was changed, dropped or put in between
-breaks the chain at a place that `read` names. Each is signed by whoever wrote it, and with it all before it, so that a
-chain cannot be written anew without one of the keys that count. A key that was revoked leaves its old lines standing:
-those before a line of somebody whose key counts still. That the end was cut off is found where the registry knows more
-(`clinrl lineage`), and by git. Prefect's and MLflow's databases are conveniences, this is the record.
+The log is append-only. Each line names the digest of the line before it, so a line that was changed, dropped or
+inserted breaks the chain at a place that `read` names. A signature covers its line and all lines before it, so nobody
+can rewrite the chain without one of the keys that count. After a key is revoked, its lines stay valid if a later line
+is signed with a key that still counts. A cut at the end breaks no chain: `clinrl lineage` finds it where the registry
+knows more, and so does git. The audit log is the record; the databases of Prefect and MLflow are conveniences.
 """
 
 import base64
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 Kind = Literal["decision", "approval", "refusal", "promotion", "rollback", "review"]
-"""A review says that somebody read what stands before it, after the key that signed it was revoked."""
+"""A review says that a person read the lines before it, after the key that signed them was revoked."""
 PAYLOAD_TYPE = "application/vnd.clinrl.audit+json"
-"""What a signature says that it is about: one line, without digest and signature, as canonical JSON."""
+"""The type of the payload that a signature covers: one line, without digest and signature, as canonical JSON."""
 START = "0" * 64
-"""What the first line names as the digest of the line before it."""
+"""The field `previous` of the first line, in place of a digest."""
 _checked: "dict[frozenset[str], tuple[bytes, tuple[Entry, ...]]]" = {}
-"""What this process has checked, by the keys that count: a command reads the file up to ten times."""
+"""Cache of the text and entries already checked, by the keys that count: a command reads the file up to ten times."""
 
 
 class Entry(Strict):
-    """One line. `digest` covers everything else in it but the signature, which is over the same."""
+    """One line. `digest` and `signature` each cover all the other fields."""
 
     at: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$")
-    """When it was written, UTC."""
+    """Time of writing, UTC."""
     kind: Kind
     body: dict[str, Any]
     previous: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -59,7 +59,7 @@ class Entry(Strict):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What digest and signature are about."""
+        """The fields that `digest` and `signature` cover."""
         return self.model_dump(mode="json", exclude={"digest", "signature"})
 
 
@@ -73,14 +73,14 @@ def append(
     unless: Callable[[Sequence[Entry]], bool] = lambda _: False,
     reviewed: bool = False,
 ) -> Entry | None:
-    """Add a signed line and wait until it is on the disk; nothing is added if `unless` is true of those that are there.
+    """Add a signed line and wait until it is on the disk; return None and add nothing if `unless(entries)` is true.
 
-    Writers take turns, and nobody writes between that question and the new line. A last line that a kill cut short is
-    dropped: whoever wrote it never got an answer. `keys` are those that count.
+    A lock makes writers take turns: no other line comes between the call of `unless` and the new line. A last line that
+    a kill cut short is dropped, since its writer never got an answer. `keys` are the keys that count.
 
     Raises ArtefactError if the chain is broken, or if the last lines were signed with a key that does not count, since
-    nothing may be built on them: unless the new line is there to say that they were `reviewed`. Raises SignatureError
-    if the signer's own key does not count: nobody could read on.
+    nothing may be built on them; `reviewed` allows the latter, for a line which says that a person read them. Raises
+    SignatureError if the signer's own key does not count: nobody could read the log any further.
     """
     known = _by_fingerprint(keys)
     if signer.key.fingerprint not in known:
@@ -115,11 +115,11 @@ def append(
 
 
 def read(path: Path, keys: Mapping[str, Key]) -> list[Entry]:
-    """All entries, oldest first, with their chain and their signatures checked; none if there is no file.
+    """All entries, oldest first, with chain and signatures checked; empty if there is no file.
 
-    `keys` are those that count. Raises ArtefactError naming the first line that is not
-    what was written, or the first of those at the end that nobody signed whose key counts. A last line without its line
-    end was cut short by a kill and does not count.
+    `keys` are the keys that count. Raises ArtefactError naming the first line that is not what was written, or the
+    first line after the last one whose key counts. A last line without a line end was cut short by a kill and is
+    ignored.
     """
     if not path.exists():
         return []
@@ -129,43 +129,43 @@ def read(path: Path, keys: Mapping[str, Key]) -> list[Entry]:
 def check_committed(path: Path) -> None:
     """Refuse an audit log that lacks lines which git has at HEAD: a clean cut breaks no chain. Raises ArtefactError.
 
-    Says nothing where there is no git, or where the file was never committed.
+    Accepts every file where there is no git, or where the file was never committed.
     """
     with suppress(OSError):
         command = ["git", "show", f"HEAD:./{path.name}"]
         shown = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
-        held = path.read_bytes() if path.exists() else b""
-        if shown.returncode == 0 and not held.startswith(_whole(shown.stdout)):
+        text = path.read_bytes() if path.exists() else b""
+        if shown.returncode == 0 and not text.startswith(_whole(shown.stdout)):
             raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
 
 
 def is_longer_at(path: Path, commit: str) -> bool:
-    """Whether git has the file at a commit with every line that is here, and with more."""
+    """Whether the file at a commit has every line of the file that is here, and more lines after them."""
     shown = subprocess.run(["git", "show", f"{commit}:./{os.path.relpath(path)}"], capture_output=True, check=False)
-    held = path.read_bytes() if path.exists() else b""
-    return shown.returncode == 0 and shown.stdout != held and shown.stdout.startswith(_whole(held))
+    text = path.read_bytes() if path.exists() else b""
+    return shown.returncode == 0 and shown.stdout != text and shown.stdout.startswith(_whole(text))
 
 
 def lines(params: "Params") -> list[Entry]:
-    """The entries of the project's own file, with the keys that count in it. Raises as `read`."""
+    """The entries of the project's own audit log, checked with the keys that count in it. Raises as `read`."""
     return read(paths.audit_log(), trusted_keys(params))
 
 
 def write(params: "Params", kind: Kind, body: dict[str, Any], **how: Any) -> None:
-    """Add a line to the project's own file, signed with this machine's key. Raises, and takes `how`, as `append`."""
-    ours = our_signer(params.scale)  # the first one makes a key, which counts then
+    """Add a line to the project's audit log, signed with this machine's key. Raises, and takes `how`, as `append`."""
+    ours = our_signer(params.scale)  # before `trusted_keys`: the first call makes a key, which counts from then on
     append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
 
 
 def uncounted_keys(path: Path, keys: Mapping[str, Key]) -> list[str]:
-    """Fingerprints of the keys that signed the last lines of the audit log, down to one whose key counts."""
+    """Fingerprints of the keys that signed the lines after the last one whose key counts, the latest first."""
     known = _by_fingerprint(keys)
     entries = _parse(_whole(path.read_bytes()), path, known, reviewed=True) if path.exists() else []
     return [*dict.fromkeys(entry.key for entry in takewhile(lambda entry: entry.key not in known, reversed(entries)))]
 
 
 def _whole(text: bytes) -> bytes:
-    """The lines that have their end: whoever was killed while writing the last one never got an answer."""
+    """The lines that have a line end: the writer of a last line without one was killed and never got an answer."""
     return text[: text.rfind(b"\n") + 1]
 
 
@@ -174,40 +174,40 @@ def _by_fingerprint(keys: Mapping[str, Key]) -> dict[str, Key]:
 
 
 def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool = False) -> list[Entry]:
-    """The lines, checked; those at the end whose key is not `known` are let through if somebody `reviewed` them."""
+    """The checked entries. Lines at the end whose key is not `known` are accepted only if `reviewed`."""
     checked, found = _checked.get(frozenset(known), (b"", ()))
     checked, entries = (checked, [*found]) if text.startswith(checked) else (b"", [])
     previous = entries[-1].digest if entries else START
     advice = "restore the file from git"
-    unsure: tuple[int, str] | None = None
+    uncounted: tuple[int, str] | None = None
     for number, line in enumerate(text[len(checked) :].splitlines(), start=len(entries) + 1):
         try:
             entry = Entry.model_validate_json(line)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise ArtefactError(f"{path} line {number} is not an entry of the audit log ({reason}); {advice}") from None
-        is_written = line == canonical_json(entry.model_dump(mode="json")).encode()  # readers differ on a key twice
+        is_written = line == canonical_json(entry.model_dump(mode="json")).encode()  # parsers differ on duplicate keys
         content = entry.content
         if not is_written or entry.digest != digest(content):
             raise ArtefactError(f"{path} line {number} was altered after it was written; {advice}")
         if entry.previous != previous:
             raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {advice}")
         if entry.key not in known:
-            unsure = unsure or (number, entry.key)
+            uncounted = uncounted or (number, entry.key)
         elif not known[entry.key].verifies(_signed_bytes(content), _decode(entry.signature)):
             raise ArtefactError(f"{path} line {number} has an invalid signature; {advice}")
         else:
-            unsure = None  # whoever signs a line signs all before it
+            uncounted = None  # a signature covers all lines before it
         previous = entry.digest
         entries.append(entry)
-    if unsure is not None and not reviewed:
-        number, key = unsure
+    if uncounted is not None and not reviewed:
+        number, key = uncounted
         raise ArtefactError(
             f"{path} is signed from line {number} on with the key {key}, which does not count here; {advice}, trust "
             "that key with `clinrl keys trust` if you know whose it is, or, if it was revoked, read what it signed and "
             "run `clinrl keys vouch`"
         )
-    if unsure is None:
+    if uncounted is None:
         _checked[frozenset(known)] = text, (*entries,)
     return entries
 

@@ -1,4 +1,4 @@
-"""What a task's change plan says before its gate looks at an exam: whether a version may be asked about at all."""
+"""Checks before a gate looks at an exam: whether the task's change plan lets it decide on a version at all."""
 
 import json
 from dataclasses import replace
@@ -20,9 +20,11 @@ from clinrl.tasks.parts import Share
 from clinrl.training.launch import requested
 
 
-def trained_otherwise(params: Params, version: str) -> str | None:
-    """What params.yaml says otherwise than the adapter that is here was trained with, such as `trainer.lr`; None if
-    nothing. What either does not name, as a field that came later, is no difference."""
+def changed_since_training(params: Params, version: str) -> str | None:
+    """The first key, such as `trainer.lr`, in which params.yaml differs from the adapter's manifest; None if none does.
+
+    A key that only one of the two has, such as a field that came later, is no difference.
+    """
     spec = artifacts.read_manifest(paths.adapter(version)).spec
     return _differing(json.loads(artifacts.canonical_json(requested(params, version))), spec)
 
@@ -38,7 +40,7 @@ def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str |
 
 
 def outside_plan(params: Params, name: str) -> str | None:
-    """Why a version, or one that a merge is made of, is outside its task's plan, as a sentence; None if none is.
+    """A sentence that says why a version, or a part of a merge, is outside its task's plan; None if none is.
 
     Raises ArtefactError if training cases are missing or altered.
     """
@@ -51,7 +53,7 @@ def outside_plan(params: Params, name: str) -> str | None:
 
 
 def no_look_left(params: Params, task: str) -> str | None:
-    """Why the exam of a task's plan decides on nothing more, as a sentence; None while it does, or without a plan.
+    """A sentence that says why the exam of a task's plan allows no further look; None while it does, or without a plan.
 
     Raises ArtefactError if the exam is missing or altered.
     """
@@ -60,15 +62,16 @@ def no_look_left(params: Params, task: str) -> str | None:
     plan = params.plans[task]
     exam = validated_identity(plan.changes.exam, get_task(task))
     lines = audit_log.lines(params)
-    held = budget.account(lines, exam, plan.budget.alpha)
-    return budget.used_up(held, plan.budget, plan.changes.exam)
+    spent = budget.account(lines, exam, plan.budget.alpha)
+    return budget.used_up(spent, plan.budget, plan.changes.exam)
 
 
 def screened_out(params: Params, name: str) -> str | None:
-    """Why a draft is not worth a look at the exam, as a sentence; None if it is, or if there is no plan or no champion.
+    """A sentence that says why a draft is not worth a look at the exam; None if it is, or without a plan or a champion.
 
-    On the mine data of both, where a look costs nothing, it must be ahead on average over modes. Raises ParamsError if
-    no errors are mined of one of them, ArtefactError if its answers are missing or another adapter's.
+    On the mine data of both, where a look costs nothing, the p of its gain over the champion, averaged over modes, must
+    be at most the plan's `screen`. Raises ParamsError if the errors of one of the two are not mined, or on other data
+    than the other's; ArtefactError if the answers of one are missing or another adapter's.
     """
     model = params.model(name)
     task, champion = model.task, versions.holder(model.registered, CHAMPION)

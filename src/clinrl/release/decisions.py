@@ -1,7 +1,7 @@
-"""The decision on a candidate: the task's gate is held against the exam of a registered version or merge.
+"""The decision on a candidate: the task's gate, applied to the exam of a registered version or merge.
 
-What is decided upon is held against dvc.lock and against its transcripts. A decision counts for one adapter against one
-champion, and the audit log has it before anything is renamed.
+The inputs of a decision are checked against dvc.lock and against the transcripts. A decision counts for one adapter
+against one champion, and is written to the audit log before any alias moves.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from clinrl.registry import versions
 from clinrl.registry.log_run import stated
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, budget, form, gate
-from clinrl.release.change_control import outside_plan, trained_otherwise
+from clinrl.release.change_control import changed_since_training, outside_plan
 from clinrl.release.gate import Decision
 from clinrl.release.moves import decisions_on, is_of, last_move, recorded_champion
 
 
 def decide(params: Params, name: str) -> Decision:
-    """Hold the task's gate against the exam of a registered version or merge; say so in the audit log and its tags.
+    """Apply the task's gate to the exam of a registered version or merge; write the audit log and the registry's tags.
 
-    The same question asked again adds no line to the audit log. Raises GateError if the task has no gate, if the
-    version is outside its change plan, if the error budget of the exam is used up, or if the registry has another
-    champion than the audit log; RegistryError if the version was never registered; and ArtefactError if it and the
-    champion did not take the same exam in the same modes, or if something of either is not what dvc.lock records or
-    what its transcripts say.
+    Repeating the last decision adds no line to the audit log. Raises GateError if the task has no gate, if the version
+    was trained on a waiver or with other parameters, if it is outside its change plan, if the error budget of the exam
+    is used up, or if the registry has another champion than the audit log; RegistryError if the version was never
+    registered; and ArtefactError if it and the champion did not take the same exam in the same modes, or if files of
+    either are not what dvc.lock records or what its transcripts say.
     """
     model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
@@ -58,10 +58,10 @@ def decide(params: Params, name: str) -> Decision:
 
 
 def judge(params: Params, name: str, champion: Entry | None) -> Decision:
-    """The decision on a version or a merge, from what its transcripts say. Writes nothing; raises as `decide` does.
+    """The decision on a version or a merge, computed from its transcripts. Writes nothing; raises as `decide` does.
 
-    A full model is held against its version too, since that is what was approved. The simple policies are computed
-    here, from the cases of the exam and of the training.
+    A full model is also compared with the version that was folded, since that version was approved. The answers of the
+    simple policies are computed here, from the cases of the exam and of the training.
     """
     model = params.model(name)
     task = model.task.name
@@ -70,7 +70,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     if reason := stated(params, name, "waiver"):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
     for part in params.parts(name):
-        if field := trained_otherwise(params, part):
+        if field := changed_since_training(params, part):
             raise GateError(
                 f"{part} was trained with another {field} than params.yaml has now; put it back, or run "
                 f"`dvc repro evaluate@{part}`"
@@ -98,8 +98,8 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
             tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
             test = form.TEST if run.clusters is None else form.TEST_OF_CLUSTERS
             key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], test]))
-            held = budget.account(audit_log.lines(params), run.exam_digest, plan.budget.alpha)
-            look = budget.look(held, plan.budget, key, model.exam)
+            spent = budget.account(audit_log.lines(params), run.exam_digest, plan.budget.alpha)
+            look = budget.look(spent, plan.budget, key, model.exam)
     if name in params.merges.folds:
         version = params.merges.folds[name].version
         rivals[version] = answers(version, paths.graded(version))
@@ -122,9 +122,9 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
 
 
 def _champion(params: Params, model: str, candidate: str) -> Entry | None:
-    """Who holds the champion's name, by the audit log too: whoever can write to the registry may move the name.
+    """The registry's champion, None without one; it must also be the audit log's, since an alias is easy to move.
 
-    A registry that lost its champion gets it back by a decision on that very one. Raises GateError.
+    A registry that lost its champion gets it back by a decision on that very version. Raises GateError.
     """
     held, lines = versions.holder(model, CHAMPION), audit_log.lines(params)
     recorded, last = recorded_champion(model, lines), last_move(model, lines, "approval")
@@ -139,14 +139,14 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
             f"{str(recorded)[:12]}: give `clinrl register` and `clinrl promote` for it again"
         )
     raise GateError(
-        f"{held.name} is the champion of {model} in the registry, and {paths.audit_log()} tells otherwise: if a "
+        f"{held.name} is the champion of {model} in the registry, but not by {paths.audit_log()}: if a "
         "scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a rollback was cut "
         f"short: give `clinrl rollback {model}` again, or move the name back in MLflow"
     )
 
 
 def _is_made_of_champion(params: Params, name: str) -> bool:
-    """Whether a full model is the champion of the adapters in another form: that it is better was shown for it."""
+    """Whether a full model is a fold of the champion of the adapters, which was already shown to be better."""
     if name not in params.merges.folds:
         return False
     version = params.merges.folds[name].version
@@ -157,8 +157,8 @@ def _is_made_of_champion(params: Params, name: str) -> bool:
 def _champions_answers(params: Params, champion: Entry) -> Path:
     """The folder of the champion's answers: the graded ones, or those kept when it was promoted.
 
-    Raises ArtefactError if its name stands for another adapter by now and nothing was kept here, or if the answers are
-    neither those that dvc.lock records nor those that were there when it was promoted.
+    Raises ArtefactError if neither folder has answers of this adapter, since its name may mean another one by now, or
+    if the answers are neither those that dvc.lock records nor those that its approval names.
     """
     graded, kept = paths.graded(champion.name), paths.champions_answers(champion.digest)
     approved = {

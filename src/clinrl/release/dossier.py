@@ -1,9 +1,10 @@
-"""The papers that a regulator asks for, of one version: a folder of Markdown and one HTML page.
+"""The dossier of a version, with the papers that a regulator asks for: a folder of Markdown pages and one HTML page.
 
-Written from artefacts alone. Every number is looked up by its key in the file that states it, and carries that file's
-SHA-256; what nobody made says "not done". Equal artefacts give equal bytes. Sources of the order of the papers: FDA,
-"Marketing Submission Recommendations for a Predetermined Change Control Plan for Artificial Intelligence-Enabled Device
-Software Functions" (December 2024); Regulation (EU) 2024/1689, Annex IV; TRIPOD-LLM (doi:10.1038/s41591-024-03425-5).
+It is written from artefacts alone. Every number is looked up by its key in the file that states it, and is cited with
+that file's SHA-256; an artefact that was never made is "not done". Equal artefacts give equal bytes. Sources of the
+order of the papers: FDA, "Marketing Submission Recommendations for a Predetermined Change Control Plan for Artificial
+Intelligence-Enabled Device Software Functions" (December 2024); Regulation (EU) 2024/1689, Annex IV; TRIPOD-LLM
+(doi:10.1038/s41591-024-03425-5).
 """
 
 import json
@@ -41,11 +42,11 @@ HTML, NUMBERS = "dossier.html", "numbers.json"
 
 
 def stage(params: Params, source: Path, name: str, *, out: Path | None = None, check: bool = False) -> int:
-    """Write the dossier of a version, or compare the one that is there with its artefacts.
+    """Write the dossier of a version, or with `check` compare the existing one with its artefacts.
 
-    Returns 1, with a line on stderr, if the dossier says "not here" of a file: what it holds went unchecked. Else 0.
-    Raises ArtefactError where two artefacts state a number differently, where one is not what dvc.lock records, and
-    with `check` for the first number that is another now, with file, key and both values.
+    Returns 1, with a line on stderr, if a file that the dossier calls "not here" went unchecked, else 0. Raises
+    ArtefactError where two artefacts state a number differently, where one is not what dvc.lock records, and with
+    `check` for the first number that has changed, with file, key and both values.
     """
     folder = out or paths.dossier(name)
     cited, texts = make(params, source, name)
@@ -70,7 +71,7 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
 
 
 def make(params: Params, source: Path, name: str) -> tuple[Cited, dict[str, str]]:
-    """The values that a dossier states, and the text of each of its files."""
+    """The values that a dossier cites, and the text of each of its files by name."""
     recorded: lock.Lock = {}
     with suppress(ArtefactError):  # a project that never ran `dvc repro` has none
         recorded = lock.read()
@@ -145,20 +146,20 @@ def _reports(params: Params, name: str) -> dict[str, str]:
 
 
 def _where(cited: Cited, source: Path, keys: Sequence[str]) -> Place:
-    """The file of parameters in which an entry of a section stands, and its keys; params.yaml if none has it."""
+    """The parameter file that has an entry of a section (params.yaml if none has it), and the keys of the entry."""
     files = map(str, (source, *sorted((source.parent / FOLDER).glob("*.yaml"))))
     return (next((file for file in files if cited.look(file, *keys[:2]) is not None), str(source)), *keys)
 
 
 def _last(cited: Cited, kind: str, digest: str | None) -> str | None:
-    """Place in the audit log of the last line of a kind on an adapter; None without one."""
+    """Position in the audit log of the last line of a kind about an adapter; None without one."""
     log, key = str(paths.audit_log()), {"decision": "candidate_digest", "promotion": "digest"}[kind]
     lines = [at for at in cited.names(log) if cited.look(log, at, "kind") == kind]
     return next((at for at in reversed(lines) if cited.look(log, at, "body", key) == digest), None)
 
 
 def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tuple[Place, Place]]:
-    """Pairs of places that state one number: reports with each other, with proofs, manifests and parameters."""
+    """Pairs of places that must state the same number: in reports, proofs, manifests, parameters and dvc.lock."""
     folder, reports = paths.report(name), _reports(params, name)
     exam, first = params.versions[name].exam, next(iter(reports.values()))
     summary, mined = str(folder / "summary.json"), str(paths.mine_report(name))
@@ -192,7 +193,7 @@ def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tu
 
 
 def _below(cited: Cited, one: Place, other: Place) -> Iterator[tuple[Place, Place]]:
-    """Each value below a place, with that of the same keys below another."""
+    """The place of each value below one place, paired with the same keys below the other."""
     yield from (((*one, *keys), (*other, *keys)) for keys, _ in leaves(cited.look(*one) or ()) if keys)
 
 
@@ -227,8 +228,8 @@ def _compare(folder: Path, now: Record) -> None:
 
 
 def _compare_text(file: Path, text: str) -> None:
-    held = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    for number, (line, wanted) in enumerate(zip_longest(held, text.splitlines()), start=1):
+    current = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for number, (line, wanted) in enumerate(zip_longest(current, text.splitlines()), start=1):
         if line != wanted:
             texts = f"{format_value(line)}, but its sources say {format_value(wanted)}"
             raise ArtefactError(f"{file}, line {number}, is {texts}; write it again")

@@ -1,5 +1,4 @@
-"""What a decision says of answers: who answered the exam how well, the candidate's lead over each, and whether it is
-better than the champion by the test of a change plan."""
+"""How a decision describes answers: each policy's metrics, the candidate's lead over it, and a change plan's test."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,20 +14,20 @@ from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict
 
 BOTH_MODES = "all modes"
-"""The mode of a finding that is about all of them together."""
+"""The `mode` of a finding about all modes together."""
 TEST, TEST_OF_CLUSTERS = (f"randomisation of {what}, averaged over modes" for what in ("cases", "clusters"))
-"""Name the test, so that what another one has said is no answer to the same question."""
+"""Names of the test. A look's digest includes them, so that the result of another test answers another question."""
 CHAMPION = "the champion"
-"""What sentences call the rival whose place a candidate would take."""
+"""The champion's name in sentences and as the key of a rival."""
 
 
 class Finding(Strict):
-    """One limit, held against one mode."""
+    """The result of one limit in one mode."""
 
     metric: str
     mode: str
     limit: str
-    """The limit in words, as "max 0.02"."""
+    """The limit in words, such as "max 0.02"."""
     observed: float | None
     """The metric, or its change against the champion; None if it could not be measured."""
     passed: bool
@@ -38,22 +37,22 @@ class Finding(Strict):
     def of(
         cls, metric: str, mode: str, limit: str, found: Estimate | None, *, passed: bool, sentence: str
     ) -> "Finding":
-        """The finding on a metric or a change; None if it could not be measured."""
+        """The finding on a metric or a change; `found` is None if it could not be measured."""
         observed = None if found is None else found.value
         return cls(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=sentence)
 
 
 class FormRow(Strict):
-    """One who answered the exam in one mode, as the person who is asked to approve sees it."""
+    """One policy's result in one mode of the exam, as shown to the person who is asked to approve."""
 
     mode: str
     name: str
     role: Literal["candidate", "rival", "simple policy"]
     """rival: the champion, or the version that a full model was made of."""
     metrics: dict[str, Estimate]
-    """What the task shows (`Reporting.approval`) and is defined on this exam."""
+    """The metrics that the task shows (`Reporting.approval`), as far as they are defined on this exam."""
     ahead: dict[str, Estimate]
-    """The same for the candidate minus this one, on the same cases; empty for the candidate itself."""
+    """The candidate's metrics minus this row's, on the same cases; empty for the candidate itself."""
 
 
 def form(
@@ -89,11 +88,10 @@ def value_of(task: Task, metric: str, answers: Answers) -> Estimate | None:
 def paired_change(
     kind: Share | Statistic, metric: str, mine: Answers, theirs: Answers, level: float = LEVEL
 ) -> Estimate | None:
-    """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them,
-    and of a statistic.
+    """Mine minus theirs in a share, on the same cases, with a paired interval; None for a statistic or without cases.
 
-    Where cases are alike within clusters, it has Student's t for the clusters, and not the ends of a bootstrap, whose
-    draws are too few for the levels that late looks leave.
+    Where cases come in clusters, the interval is Student's t over clusters and not a bootstrap, whose draws are too few
+    for the levels that are left to late looks.
     """
     pairs = _verdicts(kind, mine, theirs) if isinstance(kind, Share) else {}
     if not pairs:
@@ -109,11 +107,10 @@ def paired_change(
 
 
 def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | None:
-    """Mine minus theirs in a share, averaged over modes, and the one-sided p of mine being no better.
+    """Mine minus theirs in a share, averaged over modes, and the one-sided p of the hypothesis "no better".
 
-    Answers are by mode; cases are those for which the share is defined in every mode. p is of the exact paired
-    randomisation test, in which a case counts once, with all its modes; where cases are alike within clusters, a whole
-    cluster does. None if there is no such case.
+    Only cases for which the share is defined in every mode count; None without such a case. p is from the exact paired
+    randomisation test: its unit is a case with all its modes, or a whole cluster where cases come in clusters.
     """
     by_mode = {mode: _verdicts(kind, mine[mode], theirs[mode]) for mode in mine}
     inside = sorted(set.intersection(*map(set, by_mode.values())))
@@ -132,7 +129,7 @@ def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | 
 
 
 def compare(task: Task, protocol: Protocol, look: Look, candidate: ByMode, champion: ByMode) -> Iterator[Finding]:
-    """Whether a candidate is better than the champion on average over modes, and in none worse by a margin."""
+    """Findings on whether a candidate beats the champion on average over modes, and in none is worse by a margin."""
     level, metric = look.level, protocol.superior
     share = task.metrics[metric]
     change, p = (isinstance(share, Share) and gain(share, candidate, champion)) or (None, 1.0)
@@ -162,7 +159,7 @@ def compare(task: Task, protocol: Protocol, look: Look, candidate: ByMode, champ
 
 
 def _verdicts(kind: Share, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:
-    """Whether a share holds of mine and of theirs, by the place of the case, where it is defined for both."""
+    """Whether each of the two answers to a case counts for a share, by the case's index, where both are defined."""
     rows = zip(mine.golds, mine.answers, theirs.answers, strict=True)
     pairs = enumerate((kind.of(gold, a), kind.of(gold, b)) for gold, a, b in rows)
     return {i: (bool(a), bool(b)) for i, (a, b) in pairs if a is not None and b is not None}

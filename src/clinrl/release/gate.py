@@ -1,14 +1,15 @@
 """The release gate: whether a candidate may take the champion's place, decided from answers to the same exam.
 
-Pure functions of records. A limit is looked at in every mode; what can harm a patient is looked at first. A relative
-limit is about the same cases answered by both, so neither luck of the draw nor another exam can pass for progress.
+Pure functions of records. Every limit is checked in every mode, and findings on the safety metric precede those on
+other metrics. A relative limit compares answers to the same cases, so neither the luck of a draw nor another exam can
+pass for progress.
 
-Beside the limits of params.yaml the gate has floors that nobody can leave out: a candidate surely has more exact
-answers than every simple policy (constants, guesses, the bag of words), and does not surely harm more often than the
-bag of words. "Surely" is by the whole 95% interval of the difference on the same cases.
+Besides the limits of params.yaml the gate has floors that nobody can turn off: a candidate must surely have more exact
+answers than every simple policy (constants, guesses, the bag of words), and must not surely be worse than the bag of
+words in the safety metric. "Surely" means that the whole 95% interval of the difference on the same cases lies there.
 
-Where the task has a change plan, a candidate is better than the champion, by a test at the level that the error budget
-of the exam leaves it (`clinrl.release.budget`).
+Where the task has a change plan, a candidate must be better than the champion in a test at the level that the error
+budget of the exam leaves (`clinrl.release.budget`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,32 +35,32 @@ from clinrl.types import Estimate, Strict
 
 
 class Decision(Strict):
-    """May the candidate take the champion's place? Bound to both adapters and to the exam by their digests."""
+    """Whether the candidate may become champion. Digests bind the decision to both adapters and to the exam."""
 
     model: str
-    """The registered model whose champion's place it is about."""
+    """The registered model whose champion the candidate may become."""
     task: str
     candidate: str
     candidate_digest: str
     champion: str | None
-    """None: there is no champion yet, so that only the absolute limits and the floors count."""
+    """None if there is no champion yet, so that only the absolute limits and the floors count."""
     champion_digest: str | None
     moved: str | None
-    """The line of the audit log that tells of the last promotion or rollback before: an approval of a decision counts
-    until the champion's name moves, and never again."""
+    """Digest of the audit log's last promotion or rollback before this decision, None without one: an approval of the
+    decision counts until the champion's name moves, and never again."""
     exam_digest: str
     findings: tuple[Finding, ...]
     promote: bool
     reasons: tuple[str, ...]
-    """Why not, a sentence a broken limit; or one sentence that all limits hold."""
+    """One sentence for each broken limit, or a single sentence that all limits hold."""
     rows: tuple[FormRow, ...]
-    """What the person who is asked sees: the candidate, its rivals and every simple policy, mode by mode."""
+    """The form that the approver sees: the candidate, its rivals and every simple policy, mode by mode."""
     budget: Spent | None = Field(default=None, exclude_if=unless(None))
-    """What it spent of the exam's error budget; None without a champion or a change plan, and in older decisions."""
+    """The look that it spent on the exam; None without a champion or a change plan, and in older decisions."""
 
     @property
     def digest(self) -> str:
-        """What a person approves: it covers everything above."""
+        """The digest that a person approves. It covers every field."""
         return digest_of(self.model_dump(mode="json"))
 
 
@@ -79,21 +80,21 @@ def decide(
     protocol: Protocol | None = None,
     look: Look | None = None,
 ) -> Decision:
-    """Hold every limit of the gate, and the floors, against the candidate's answers, by mode, and those of each rival.
+    """Check the limits of the gate and the floors on the answers of the candidate and its rivals, mode by mode.
 
-    `candidate` and each rival are answers by mode; rivals are named as sentences name them ("the champion"). `simple`
+    `candidate` and each rival are answers by mode; a rival's key is its name in sentences ("the champion"). `simple`
     holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
-    `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the audit line that
-    made it so, `rebuilders` who signed that they built the same bytes. With a `look`, the candidate is tested against
-    the champion by the `protocol`. Raises ArtefactError if a rival took another exam, or in other modes, if there is no
-    answer at all, or if there is no bag of words to be beaten.
+    `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the digest of the audit
+    line that last moved the champion's name, `rebuilders` the signers who built the same bytes. With a `look`, the
+    `protocol` tests the candidate against the champion. Raises ArtefactError if a rival took another exam or other
+    modes, if there are no answers, or if the bag of words is missing.
     """
     first = next(iter(candidate.values()), None)
     if first is None:
         raise ArtefactError("nothing was answered, so nothing can be decided; evaluate the candidate first")
     if not simple or (task.episodes is None and BAG_OF_WORDS not in simple):
         raise ArtefactError(
-            f"{first.name} was not held against the {BAG_OF_WORDS}, which learns from its training cases; bring them "
+            f"{first.name} was not compared with the {BAG_OF_WORDS}, which learns from its training cases; bring them "
             "back with `dvc pull`, or build them with `dvc repro`"
         )
     for rival in rivals.values():
@@ -154,7 +155,7 @@ def _at_least(what: str, least: int, count: int, sentence: str) -> Finding:
 
 
 def _floors(task: Task, candidate: ByMode, policy: ByMode) -> Iterator[Finding]:
-    """What a candidate must show against one simple policy, in each mode, whatever params.yaml says."""
+    """Findings on the floors against one simple policy, in each mode, which params.yaml cannot change."""
     safety = task.safety.metric
     for mode, mine in candidate.items():
         other = policy[mode]
@@ -191,7 +192,7 @@ def _findings(
 
 
 def bounds(metric: str, limit: Limit, scale: Scale, values: Mapping[str, Estimate | None]) -> Iterator[Finding]:
-    """What the absolute limits on a metric say of its values by mode: all that an exam tells without a rival."""
+    """Findings on the absolute limits of a metric, given its values by mode: no rival is needed."""
     for mode, value in values.items():
         if limit.max is not None:
             yield _bound(metric, mode, value, "max", limit.max[scale])
@@ -210,7 +211,7 @@ def _values(task: Task, metric: str, answers: ByMode) -> dict[str, Estimate | No
 
 
 def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[str, Estimate | None]:
-    """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
+    """Candidate minus rival on the same cases, by mode. For a statistic or an agreement, `low` and `high` are equal."""
     kind = task.all_metrics.get(metric)
     if isinstance(kind, Share):
         return {mode: paired_change(kind, metric, candidate[mode], rival[mode]) for mode in candidate}
@@ -238,7 +239,7 @@ def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", 
 def _relative(
     metric: str, mode: str, change: Estimate | None, sign: int, allowed: float, rival: str, *, paired_only: bool
 ) -> Finding:
-    """A limit on a change for the worse. With `paired_only` the change counts if its whole interval is beyond it."""
+    """The finding on a relative limit. With `paired_only` it is broken only if the whole interval is beyond it."""
     verb = "rise" if sign > 0 else "fall"
     limit = f"may_{verb} {allowed:g}{', paired' if paired_only else ''}, against {rival}"
     if change is None:

@@ -1,8 +1,8 @@
 """Where a version comes from, link by link, and whether each link still holds.
 
-From the adapter's files over its parents to the base, with the data, the exam, the gate and the approver on the way.
-Everything is read from files, from dvc.lock, from the registry and from the audit log; where two of them tell of the
-same thing they must agree. Nothing is rebuilt and no model is loaded.
+The links lead from the adapter's files over its parents to the base, with the data, the exam, the gate and the approver
+on the way. Everything is read from files, dvc.lock, the registry and the audit log; where two of them state the same
+fact, they must agree. Nothing is rebuilt and no model is loaded.
 """
 
 import json
@@ -27,12 +27,12 @@ from clinrl.tracking.mlflow_store import place, store
 from clinrl.types import Manifest, Strict
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
-"""absent: it was recorded and is not here, as in a clone. unrecorded: dvc.lock knows no run that made it. open: there
-is nothing to hold yet, as the approver of a version that nobody promoted."""
+"""absent: a recorded file is not here, as in a clone. unrecorded: dvc.lock has no run that made it, or nobody signed
+one. open: there is nothing to check yet, such as the approver of a version that nobody promoted."""
 
 
-class Unheld(Refused):
-    """Why there is nothing to hold a link against, with the state in which that leaves it."""
+class Unchecked(Refused):
+    """The reason why a link cannot be checked, and the link's state."""
 
     def __init__(self, state: State, sentence: str) -> None:
         super().__init__(sentence)
@@ -44,19 +44,19 @@ class Link(Strict):
 
     version: str
     link: str
-    """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, mining, lock,
+    """The subject: files, parent (of a merge, each version that it is made of), base, data, exam, mining, lock,
     provenance, registry, gate or approver."""
     state: State
     digest: str
     """The digest that the link is about; empty where there is none."""
     says: str
-    """What holds, or what is broken and what to do."""
+    """A sentence that says what holds, or what is broken and what to do."""
 
 
 def walk(params: Params, name: str) -> list[Link]:
-    """Every link of a version or a merge, then those of what it was made from. Raises ParamsError for an unknown name.
+    """Every link of a version or a merge, then those of the versions that it was made from, then those of its release.
 
-    A broken link is a `Link`, never an exception.
+    A broken link is returned as a `Link`, never raised. Raises ParamsError for an unknown name.
     """
     before = dict.fromkeys(version for part in params.parts(name) for version in reversed(params.lineage(part)))
     links = [link for made in dict.fromkeys([name, *before]) for link in _links_of(params, made)]
@@ -67,7 +67,7 @@ def _links_of(params: Params, name: str) -> Iterator[Link]:
     model = params.model(name)
     files = _link(name, "files", _check_files, params, model)
     yield files
-    if files.state != "holds":  # nothing else can be said of it
+    if files.state != "holds":  # every other link reads these files
         return
     made, base = artifacts.read_manifest(model.folder), paths.base(model.task.name)
     if name in params.versions:
@@ -95,7 +95,7 @@ def _check_files(params: Params, model: Model) -> tuple[str, str]:
     folder = model.folder
     if not folder.exists():
         stage = lock.exam_stage(params, model.name)
-        raise Unheld(
+        raise Unchecked(
             "absent", f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {stage}`, which makes it"
         )
     manifest = artifacts.verified(folder)
@@ -104,14 +104,14 @@ def _check_files(params: Params, model: Model) -> tuple[str, str]:
 
 
 def _check_lock(params: Params, name: str) -> tuple[str, str]:
-    """That all of a version that is here is what dvc.lock records, made of what it records.
+    """Check that the outputs of a version that are here are what dvc.lock records, made of what it records.
 
-    What other versions made is theirs to answer for.
+    Outputs of other versions belong to the links of those versions.
     """
     try:
         recorded = lock.read()
     except ArtefactError as error:
-        raise Unheld("unrecorded", str(error)) from None
+        raise Unchecked("unrecorded", str(error)) from None
     others = {*params.versions, *params.merges.all} - {name}
     every = lock.facts(recorded, lock.exam_stage(params, name))
     facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
@@ -120,29 +120,29 @@ def _check_lock(params: Params, name: str) -> tuple[str, str]:
         raise Refused(found["altered"].sentence)
     for state in ("unrecorded", "absent"):
         if state in found:
-            raise Unheld(state, found[state].sentence)
+            raise Unchecked(state, found[state].sentence)
     digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
     return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
 
 
 def _check_provenance(params: Params, name: str) -> tuple[str, str]:
-    """That who ran the stages of a version signed what they made of what. What came from a cache may lack it."""
+    """Check that each stage of a version has a signed statement of its inputs and outputs; cached ones may lack it."""
     stages: list[str] = []
-    with suppress(ArtefactError):  # which `_check_lock` says
+    with suppress(ArtefactError):  # which `_check_lock` reports
         stages = lock.ancestors(lock.read(), lock.exam_stage(params, name))
     own = [stage for stage in stages if stage.partition("@")[2] == name]
     found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
     missing = [stage for stage in own if stage not in found]
     if missing or not own:
         what = ", ".join(missing) or name
-        raise Unheld("unrecorded", f"nobody here signed what {what} made; `dvc repro --force` would")
+        raise Unchecked("unrecorded", f"nobody here signed what {what} made; `dvc repro --force` would")
     return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
 
 
 def _check_same(manifest: Manifest, what: str, folder: Path, sentence: str) -> tuple[str, str]:
-    """The digest that a manifest names for an input, which must be that of the folder. Raises Refused if not."""
+    """The digest of an input in a manifest, and `sentence`. Raises Refused if the folder has another digest."""
     if not folder.exists():
-        raise Unheld("absent", f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
+        raise Unchecked("absent", f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
     named, found = manifest.inputs[what], artifacts.identity(artifacts.verified(folder))
     if named != found:
         raise Refused(
@@ -177,7 +177,7 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
     for folder in (paths.graded(name), paths.cases(exam)):
         if not folder.exists():
             stage = lock.exam_stage(params, name)
-            raise Unheld("absent", f"{folder} is not here; run `dvc checkout`, or `dvc repro {stage}`")
+            raise Unchecked("absent", f"{folder} is not here; run `dvc checkout`, or `dvc repro {stage}`")
     graded = artifacts.verified(paths.graded(name))
     found = artifacts.identity(artifacts.read_manifest(paths.cases(exam)))
     if graded.inputs["adapter"] != adapter:
@@ -198,25 +198,25 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
 def _check_mined(params: Params, name: str) -> tuple[str, str]:
     data = params.mining[name].data
     if not paths.mine_report(name).exists():
-        raise Unheld("open", "has no mined errors yet")
+        raise Unchecked("open", "has no mined errors yet")
     if not paths.cases(data).exists():
-        raise Unheld("absent", f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
+        raise Unchecked("absent", f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
     found = error_analysis.read_report(params, name).data_digest
     return found, f"had its errors mined on {data}, drawn from the mine pool and no exam"
 
 
 def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[str, str]:
-    """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
+    """Check that the registry holds a version as it was signed. The link of a version never registered is open."""
     model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
         entry = versions.find(model, name, digest=digest)
     except Unregistered:
         lines, register = audit_log.lines(params), f"`clinrl register {name}`"
         if not decisions_on(digest, lines):
-            raise Unheld("open", f"is not registered in {place(store())}; {register} does it") from None
+            raise Unchecked("open", f"is not registered in {place(store())}; {register} does it") from None
         if recorded_champion(model, lines) == digest:
             register += f", then `clinrl promote {name}`, since the audit log says that it is champion"
-        raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {register}") from None
+        raise Refused(f"the registry has lost {name}, but {paths.audit_log()} has it; run {register}") from None
     if entry.digest != digest:
         raise Refused(
             f"the {name} in the registry is another model ({entry.digest[:12]}); run `clinrl register {name}`"
@@ -264,7 +264,7 @@ def _check_undecided(model: str, name: str, digest: str) -> NoReturn:
             f"the registry knows of a decision on {name}, and {paths.audit_log()} does not; merge the branch of the "
             f"retraining that decided, restore the file from git, or run `clinrl decide {name}`"
         )
-    raise Unheld("open", "was never decided upon")
+    raise Unchecked("open", "was never decided upon")
 
 
 def _check_decided(model: str, name: str, adapter: str, decisions: Sequence[dict[str, Any]]) -> tuple[str, str]:
@@ -288,7 +288,7 @@ def _check_decided(model: str, name: str, adapter: str, decisions: Sequence[dict
 
 
 def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:
-    """That whoever may approve signed the last promotion of a version, which is champion if the audit log says so."""
+    """Check that an approver signed a version's last promotion, and that registry and audit log name one champion."""
     model = params.model(name).registered
     entry = versions.find(model, name, digest=digest)
     promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
@@ -298,13 +298,13 @@ def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audi
     is_named, is_recorded = versions.CHAMPION in entry.aliases, recorded_champion(model, lines) == digest
     if is_named != is_recorded:
         raise Refused(
-            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.audit_log()} "
-            "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"
+            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, but {paths.audit_log()} "
+            "says otherwise: the name was moved by hand, or a release was cut short; give its command again"
         )
     if is_recorded:
         check_turn(model, lines)
     if promotion is None:
-        raise Unheld("open", "was never promoted")
+        raise Unchecked("open", "was never promoted")
     tagged, approver = entry.tags.get("approver"), promotion.body["approver"]
     if tagged != approver:
         raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit log {approver!r}")
@@ -312,14 +312,14 @@ def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audi
 
 
 def _link(version: str, link: str, check: Callable[..., tuple[str, str]], *about: Any) -> Link:
-    """A link by what its check says of it: a digest and a sentence, or why it does not hold."""
+    """The link that a check returns as a digest and a sentence, or the reason why it does not hold."""
     state: State = "broken"
     digest = ""
     try:
         digest, sentence = check(*about)
         state = "holds"
-    except Unheld as unheld:
-        state, sentence = unheld.state, str(unheld)
+    except Unchecked as unchecked:
+        state, sentence = unchecked.state, str(unchecked)
     except Refused as refused:
         sentence = str(refused)
     except (KeyError, ValueError) as error:

@@ -1,4 +1,7 @@
-"""Moves of the champion's name, as the audit log has them: who held it, who approved, and for which turn."""
+"""Moves of the champion's name in the audit log: who held it, who approved a move, and for which turn.
+
+A turn is the move that follows one particular earlier move: an approval counts for one turn only.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +16,7 @@ from clinrl.signing import approval as approvals
 
 
 def moves(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.Kind) -> list[audit_log.Entry]:
-    """The lines that moved the champion's name of a model; with the kind `approval`, or were to move it."""
+    """The lines that moved a model's champion's name; with `approval` in `before`, also the approvals of such moves."""
     kinds = (*before, "promotion", "rollback")
     return [line for line in lines if line.kind in kinds and line.body["model"] == model]
 
@@ -24,22 +27,22 @@ def last_move(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.K
 
 
 def recorded_champion(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
-    """Whose digest the champion has by the audit log: the last promotion, or where a rollback went to."""
+    """The champion's digest in the audit log: the version of the last promotion, or the target of a later rollback."""
     return next(reversed(recorded_champions(model, lines)), None)
 
 
 def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
-    """Whose digest the champion had, by the audit log, before the version with this one: where a rollback goes to."""
+    """The last other champion's digest in the audit log: the target of a rollback of the version with this digest."""
     return next((held for held in reversed(recorded_champions(model, lines)) if held != digest), None)
 
 
 def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
-    """The digests of all that were champion by the audit log, oldest first."""
+    """The digests of all champions in the audit log, oldest first."""
     return [holder_after(line) for line in moves(model, lines)]
 
 
 def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
-    """Who rolled a version with this digest back last; None if nobody did, or if it was approved again since."""
+    """The approver of the last rollback of this version; None if there was none, or if it was approved again since."""
     found = None
     for turn in moves(model, lines, "approval"):
         if turn.kind == "rollback" and turn.body["from"]["digest"] == digest:
@@ -53,7 +56,7 @@ def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) ->
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
-    """Refuse a last of `moves` that was approved for another turn of the champion's name. Raises GateError."""
+    """Refuse the last move of the champion's name if its approval was for another turn. Raises GateError."""
     *earlier, last = moves(model, lines)
     about = last.body if last.kind == "rollback" else decision_of(last.body["decision"], lines)
     if about is None:
@@ -68,12 +71,12 @@ def decisions_on(candidate: str, lines: Sequence[audit_log.Entry]) -> list[dict[
 
 
 def decision_of(digest: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
-    """The decision with this digest, as it was written down; None if there is none."""
+    """The recorded decision with this digest; None if there is none."""
     return next((line.body for line in lines if _decides(line, digest)), None)
 
 
 def check_folded(params: Params, fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) -> None:
-    """Refuse an approved decision that is not about the very version of which a full model is made. Raises GateError.
+    """Refuse an approved decision that is not about the very version that was folded. Raises GateError.
 
     `approved`: the digest of the decision. Raises as `versions.made_of` does too.
     """
@@ -92,24 +95,24 @@ def check_folded(params: Params, fold: Entry, approved: str, lines: Sequence[aud
 
 
 def check_approved(params: Params, entry: Entry, move: audit_log.Entry, lines: Sequence[audit_log.Entry]) -> None:
-    """Refuse a move of the champion's name to a version that no passed decision and no approver stand behind.
+    """Refuse a promotion without a passed decision, and any move of the champion's name without a signed approval.
 
-    Raises GateError, SignatureError if nobody who may approve signed, or as `check_folded`.
+    Raises GateError, SignatureError if no approver signed, or as `check_folded`.
     """
     body, log = move.body, paths.audit_log()
     if move.kind != "rollback":
         made = decision_of(body["decision"], lines)
         if made is None or not made["promote"] or made["candidate_digest"] != body["digest"]:
             raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
-        if (about := body["approved"]) != body["decision"]:  # that on the version, of which a full model is made
+        if (about := body["approved"]) != body["decision"]:  # the decision on the version that was folded
             check_folded(params, entry, about, lines)
             check_unspent(entry, about, lines[: lines.index(move) + 1])
     if approver_of(params, move) != body["approver"]:
-        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
+        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, but somebody else signed")
 
 
 def check_unspent(fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) -> None:
-    """Refuse a full model that was champion on the approval of its version before, and was champion no more after it.
+    """Refuse a full model that already became champion on the approval of its version, and lost the name afterwards.
 
     `approved`: the digest of the decision that was approved. Raises GateError.
     """
@@ -132,12 +135,12 @@ def _decides(line: audit_log.Entry, digest: str) -> bool:
 
 
 def holder_after(move: audit_log.Entry) -> str:
-    """Whose digest the champion has after a move of its name."""
+    """The champion's digest after a move of its name."""
     return str((move.body if move.kind == "promotion" else move.body["to"])["digest"])
 
 
 def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:
-    """The approval that made a version champion, and the digest of the decision that it is about.
+    """The approval that made a version champion, and the digest of the decision that was approved.
 
     Raises GateError if the audit log has none.
     """
@@ -148,7 +151,7 @@ def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:
 
 
 def approver_of(params: Params, move: audit_log.Entry) -> str:
-    """Who signed the approval of a move of the champion's name. Raises SignatureError if nobody who may approve did."""
+    """The person who signed the approval of a move of the champion's name. Raises SignatureError if no approver did."""
     body = move.body
     turn = {key: value for key, value in body.items() if key != "approval"}
     about = artifacts.digest(turn) if move.kind == "rollback" else body["approved"]

@@ -1,10 +1,10 @@
-"""Release: what was decided upon is approved by a person, and takes the champion's name.
+"""Release: a person approves the decision on a candidate, which then becomes champion.
 
-A version or a merge; adapters and full models have a champion each.
+A candidate is a version or a merge; adapters and full models have a champion each.
 
-What is approved is written to the audit log before anything is renamed, and what was renamed after it. A promotion
-holds only for the adapter, and against the champion, that its decision was about; without a decision and the signature
-of somebody who may approve nothing moves. What is promoted is held against dvc.lock and its signature in the registry.
+The approval is written to the audit log before an alias moves, and the promotion after it. A promotion counts only for
+the adapter of its decision, and against the champion of its decision; without a decision and the signature of an
+approver no alias moves. The candidate is checked against dvc.lock and against its signature in the registry.
 """
 
 import re
@@ -42,19 +42,19 @@ APPROVER = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{2,80}")
 def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[str, Any], approved: str = "") -> Entry:
     """Make a version or a merge the champion of its registered model, and the champion before it `previous`.
 
-    `approval` is the signed approval of the decision (`clinrl.signing.approval`), or of the decision whose digest is
-    `approved`: that on the very version that was folded, whose approval holds for its full model too.
+    `approval` is the signed approval of the decision (`clinrl.signing.approval`), or of the decision with the digest
+    `approved`: the decision on the version that was folded, whose approval counts for its full model too.
 
-    Promoting the champion again changes nothing, unless its approval counts no more, as after a change of keys: then it
-    is approved anew. Raises GateError if the decision is negative, is about another adapter, or was made before the
-    champion's name last moved, if the audit log does not know how the champion became what it is, or if `approved` is
-    about something else or was used up; SignatureError if nobody who may approve signed, or if the registered model is
-    not what was signed; Busy if another promotion is under way. The champion is then what it was.
+    Promoting the champion again changes nothing, unless its approval no longer counts, as after a change of keys: then
+    it is approved anew. Raises GateError if the decision is negative, is about another adapter, or was made before the
+    champion's name last moved, if the audit log has no approval of the present champion, or if `approved` is about
+    another version or was used up; SignatureError if no approver signed, or if the registered model is not what was
+    signed; Busy if another promotion is under way. None of these errors changes the champion.
     """
     model = params.model(name).registered
     about = approved or decision.digest
     approver = check_approver(approvals.approver_of(approval, about, approvals.approvers(params)))
-    with _moving(model):
+    with _exclusive(model):
         entry = versions.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
             raise GateError(f"{name} may not be promoted: {'; '.join(decision.reasons)}")
@@ -70,7 +70,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
             raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
-        # The name may have moved to and fro, and what was rolled back would come back so.
+        # The name may have moved away and back; an old approval must not bring back a version that was rolled back.
         moved = last_move(model, audit_log.lines(params))
         if (moved.digest if moved else None) != decision.moved:
             raise GateError(f"the champion's name of {model} moved after the decision on {name}; decide again")
@@ -93,14 +93,15 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
 
 
 def settle(params: Params, name: str) -> Entry | None:
-    """The champion if it is what is here under this name, with its promotion completed; None if it is another.
+    """Complete the promotion of the model that is here under this name, and return it; None if another is champion.
 
-    None too if its approval counts no more: it is to be promoted again. A kill may have come between its new
-    name and the audit log. Raises GateError if nobody approved of this champion: then somebody moved the name by hand.
+    A kill may have come between the move of the alias and the line in the audit log. None too if its approval no longer
+    counts: then it must be promoted again. Raises GateError if the audit log has no approval of this champion: then
+    somebody moved the alias by hand.
     """
     model = params.model(name).registered
     mine = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
-    with _moving(model):
+    with _exclusive(model):
         champion = versions.holder(model, CHAMPION)
         if champion is None or champion.digest != mine:
             return None
@@ -109,7 +110,7 @@ def settle(params: Params, name: str) -> Entry | None:
 
 
 def _needs_approval(params: Params, champion: Entry) -> bool:
-    """Whether the audit log has a champion whom nobody would serve: the approval of its last move does not count."""
+    """Whether the audit log's champion must be approved anew, since the approval of its last move no longer counts."""
     if recorded_champion(champion.model, audit_log.lines(params)) != champion.digest:
         return False
     try:
@@ -120,10 +121,10 @@ def _needs_approval(params: Params, champion: Entry) -> bool:
 
 
 def _complete(params: Params, entry: Entry) -> Entry:
-    """The champion, after what a kill may have left out: its line in the audit log, and that it is no candidate."""
+    """Write the champion's promotion and remove its alias `candidate` if a kill prevented it; return the champion."""
     model, lines = entry.model, audit_log.lines(params)
     last = last_move(model, lines, "approval")
-    # Of a registry that was lost, the audit log knows the champion already: the new approval needs its promotion too.
+    # After the loss of a registry the audit log has this champion already, but the new approval needs a promotion too.
     if last is not None and last.kind == "approval" and last.body["digest"] == entry.digest:
 
         def is_recorded(now: Sequence[audit_log.Entry]) -> bool:
@@ -131,7 +132,7 @@ def _complete(params: Params, entry: Entry) -> Entry:
             return after is not None and after.kind != "approval" and recorded_champion(model, now) == entry.digest
 
         audit_log.write(params, "promotion", last.body, unless=is_recorded)
-    elif recorded_champion(model, lines) != entry.digest:  # an approval of long ago is none of this
+    elif recorded_champion(model, lines) != entry.digest:  # an older approval is void
         raise GateError(
             f"{entry.name} is the champion of {model}, but {paths.audit_log()} knows of no approval that made it so: "
             "somebody moved the name by hand, or a rollback was cut short; give `clinrl rollback` again, or move the "
@@ -143,8 +144,8 @@ def _complete(params: Params, entry: Entry) -> Entry:
 
 
 def refuse(params: Params, decision: Decision, reason: str) -> None:
-    """Write down that a version or a merge was not approved: a no, or no answer in time. The champion stays."""
-    reason = reason.encode("utf-8", "replace").decode()  # a no counts, whatever a page sent
+    """Record that a person refused a version or a merge, or did not answer in time. The champion stays."""
+    reason = reason.encode("utf-8", "replace").decode()  # a refusal counts even if a page sent malformed text
     body = {"model": decision.model, "version": decision.candidate, "decision": decision.digest, "reason": reason}
     audit_log.write(params, "refusal", body)
 
@@ -152,17 +153,17 @@ def refuse(params: Params, decision: Decision, reason: str) -> None:
 def rollback(params: Params, model: str, *, approver: str, of: str = "", beforehand: bool = False) -> Entry:
     """Make the previous champion the champion again, and the champion `previous`.
 
-    `of` is the digest of the champion that is to go. Without it a rollback is not undone: two people, or one who gives
-    the command twice, would bring a bad champion back. `beforehand`: nobody looked at this case; `approver` agreed to
-    such rollbacks, and the audit log says so. The same call completes one that was killed half way. Where a promotion
-    was killed while both names were one version's, or somebody deleted `previous`, the audit log says which was
-    champion before. Raises GateError if there is no previous champion, if the registry lost it, if the champion is
-    another than `of`, if the last move was a rollback and `of` is not given, if the audit log does not know that the
-    previous one ever was champion, or if `approver` is no name; SignatureError if this machine's key is not that
-    person's; Busy as `promote` does.
+    `of` is the digest of the champion to replace. Without `of`, a rollback that follows a rollback is refused: two
+    people, or one who gives the command twice, would bring a bad champion back. `beforehand` records that `approver`
+    agreed to such rollbacks in advance, and that nobody looked at this case. The same call completes a rollback that
+    was killed half way. Where a promotion was killed while both aliases named one version, or somebody deleted
+    `previous`, the audit log says which version was champion before. Raises GateError if there is no previous champion,
+    if the registry lost it, if the champion is another than `of`, if the last move was a rollback and `of` is not
+    given, if `previous` was not the last champion before this one by the audit log, or if `approver` is no valid name;
+    SignatureError if this machine's key is not that person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
-    with _moving(model):
+    with _exclusive(model):
         now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
         if now is None:
             raise GateError(f"{model} has no {CHAMPION} to roll back from")
@@ -172,19 +173,19 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
             now = _complete(params, now)
             lines = audit_log.lines(params)
         recorded = recorded_champion(model, lines)
-        if recorded not in (None, now.digest):  # the names moved, wholly or in part, and the audit log does not say so
+        if recorded not in (None, now.digest):  # one or both aliases moved without a line in the audit log
             now, before = _registered(model, recorded), now
         if of and now.digest != of:
             raise GateError(f"{now.name} is the champion of {model} by now; nothing was rolled back")
         former = recorded_before(model, lines, now.digest)
-        # A promotion was cut short after it had moved the first of the two names, or somebody deleted that.
+        # A promotion was cut short after it had moved `previous`, which moves first, or somebody deleted that alias.
         if before is None or now.digest == before.digest:
             if former is None:
                 raise GateError(f"{model} had no {CHAMPION} before {now.name}; there is nothing to roll back to")
             before = _registered(model, former)
         if before.digest not in recorded_champions(model, lines):
             raise GateError(
-                f"{before.name} has the name of a champion of {model}, and {paths.audit_log()} tells of no approval: "
+                f"{before.name} has the name of a champion of {model}, but {paths.audit_log()} has no approval: "
                 "if a scheduled retraining promoted it, merge its branch first; else the name was moved by hand: move "
                 "it back in MLflow"
             )
@@ -200,7 +201,7 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
                 f"`clinrl rollback {model} --from {now.name}` undoes that"
             )
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
-        body |= {"moved": moved.digest if moved else None}  # for this turn alone
+        body |= {"moved": moved.digest if moved else None}  # so that the approval counts for this turn alone
         body |= {"beforehand": True} if beforehand else {}
         body["approval"] = approvals.sign_approval(params, artifacts.digest(body), approver)
         versions.check_intact(params, before)
@@ -217,9 +218,9 @@ def _registered(model: str, recorded: str) -> Entry:
 
 
 def vouch(params: Params, reason: str) -> list[str]:
-    """Sign what stands in the audit log after the key that signed its end was revoked; the keys that count no longer.
+    """Sign the lines at the end of the audit log whose keys were revoked; return the fingerprints of those keys.
 
-    Whoever does that has read those lines. Nothing is written where every line's key counts. Raises ArtefactError if
+    The person who signs has read those lines. Nothing is written if the last line's key counts. Raises ArtefactError if
     the chain is broken.
     """
     revoked = audit_log.uncounted_keys(paths.audit_log(), trusted_keys(params))
@@ -229,7 +230,7 @@ def vouch(params: Params, reason: str) -> list[str]:
 
 
 def check_approver(approver: str) -> str:
-    """A person's name, trimmed. Raises GateError for an empty one or one with control characters: silence is no."""
+    """A person's name, trimmed. Raises GateError unless it has 2 to 80 characters, none of them a control character."""
     name = approver.strip()
     if not APPROVER.fullmatch(name):
         raise GateError("a promotion needs the name of the person who approves it, 2 to 80 characters; nothing moved")
@@ -241,12 +242,12 @@ def _name(entry: Entry) -> dict[str, Any]:
 
 
 def _keep_answers(name: str, digest: str) -> None:
-    """Keep a champion's answers, since its name may come to stand for another adapter: new data, or a new base."""
+    """Keep a champion's answers, since its name may later mean another adapter, trained on new data or a new base."""
     if not paths.champions_answers(digest).exists():
         with artifacts.staged(paths.champions_answers(digest)) as out:
             shutil.copytree(paths.graded(name), out, dirs_exist_ok=True)
 
 
-def _moving(model: str) -> AbstractContextManager[None]:
-    """Hold the right to move the names of a model, in this checkout and its clones. Raises Busy."""
+def _exclusive(model: str) -> AbstractContextManager[None]:
+    """Hold the exclusive right to move the aliases of a model, in this checkout and its clones. Raises Busy."""
     return artifacts.exclusive(Path("registry") / "champion" / model, paths.champions())

@@ -1,4 +1,4 @@
-"""How a version or a merge stands: whether the registry has it, whether it is champion, and whether that is settled."""
+"""The release status of a version or a merge: whether it is registered or champion, and how its release ended."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from clinrl.tracking.mlflow_store import connect, finished_run, run_key
 
 
 def check_unchanged(params: Params, name: str) -> None:
-    """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
+    """Refuse to go on if the entries of a version or a merge in params.yaml changed since. Raises ParamsError."""
 
-    def says(of: Params) -> dict[str, Any]:
+    def settings(of: Params) -> dict[str, Any]:
         found: dict[str, Any] = {"scale": of.scale, "modes": of.modes, f"merges: {name}": of.merges.all.get(name)}
         for version in (before for part in params.parts(name) for before in params.lineage(part)):
             spec = params.versions[version]
@@ -30,22 +30,22 @@ def check_unchanged(params: Params, name: str) -> None:
                 found[f"data set {data}"] = _recorded(of.all_data.get(data))
         return found
 
-    now = says(load_params())
-    for key, before in says(params).items():
+    now = settings(load_params())
+    for key, before in settings(params).items():
         if before != now[key]:
             raise ParamsError(
-                f"params.yaml was edited while this ran: {key} is another now, so {name} is not released; "
+                f"params.yaml was edited while this ran: {key} has changed, so {name} is not released; "
                 "the same command starts with what it says now"
             )
 
 
 def _recorded(spec: VersionSpec | DataSpec | None) -> dict[str, Any] | None:
-    """A block without its `why` and the file in which it stands, which change nothing."""
+    """A block without its `why` and its file name, which change nothing: the model excludes the file name itself."""
     return None if spec is None else spec.model_dump(exclude={"why"})
 
 
 def is_registered(params: Params, name: str) -> bool:
-    """Whether the version or merge that is on the disk is in the registry, with nothing left to be filled in."""
+    """Whether the registry has the version or merge that is on the disk, with its registration complete."""
     try:
         model = params.model(name)
         manifest = read_manifest(model.folder)
@@ -61,7 +61,7 @@ def is_registered(params: Params, name: str) -> bool:
 
 
 def is_champion(params: Params, name: str) -> bool:
-    """Whether the version or merge that is on the disk holds its registered model's alias champion."""
+    """Whether the version or merge that is on the disk is the champion of its registered model."""
     champion = versions.holder(params.model(name).registered, versions.CHAMPION)
     return champion is not None and champion.digest == _digest(params, name)
 
@@ -76,10 +76,10 @@ def champion_of(params: Params, name: str) -> Entry:
 
 
 def check_servable(params: Params, entry: Entry, alias: str) -> None:
-    """Refuse to let people ask a version as `champion` that nobody approved, or as `candidate` that was refused.
+    """Refuse to serve a version as `champion` that nobody approved, or as `candidate` that was refused or had a waiver.
 
-    An alias is a name that whoever can write to the registry may move. Raises GateError, SignatureError if nobody who
-    may approve signed, or as `audit_log.read` and `versions.made_of`.
+    Anybody who can write to the registry may move an alias. Raises GateError, SignatureError if no approver signed, or
+    as `audit_log.read` and `versions.made_of`.
     """
     lines = audit_log.lines(params)
     if alias == versions.CANDIDATE:
@@ -97,10 +97,10 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
 
 
 def outcome(params: Params, name: str) -> str | None:
-    """What became of a registered version or merge, in words; None if nobody has decided yet and it is no champion.
+    """A sentence on how the release of a registered version or merge ended; None if it is still open.
 
-    A decision counts against the champion that there is now. A no holds until a person starts a release; so does the
-    silence of a day, or the same question would come back every week.
+    Only decisions against the present champion count. A refusal holds until a person starts a release; so does a day
+    without an answer, or the same question would come back every week.
     """
     model = params.model(name).registered
     mine, champion = _digest(params, name), versions.holder(model, versions.CHAMPION)
@@ -113,7 +113,7 @@ def outcome(params: Params, name: str) -> str | None:
         if body["champion_digest"] == (champion and champion.digest)
     }
     for turn in reversed(moves(model, lines)):
-        if turn.kind == "rollback" and turn.body["from"]["digest"] == mine:  # a decision since then is no yes
+        if turn.kind == "rollback" and turn.body["from"]["digest"] == mine:  # a later decision is no approval
             return f"{name} was rolled back by {turn.body['approver']}"
         if holder_after(turn) == mine:
             break
