@@ -73,5 +73,5 @@ def reckoned(params: Params, name: str, machine: Machine | None, rates: Rates, g
     """The cells of a training's step and of all of it."""
     if machine is None:
         return ["-", "-"]
-    times = step_time.reckon(params, name, machine, rates, is_gpu=True, gpus=gpus)
+    times = step_time.estimate_times(params, name, machine, rates, is_gpu=True, gpus=gpus)
     return [step_time.seconds(times.step_s), step_time.seconds(times.all_s)]

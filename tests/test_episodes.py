@@ -16,7 +16,7 @@ from audits import READERS
 from clinrl.config.schema import Mode
 from clinrl.errors import DataError, TrainingError
 from clinrl.models import rollout
-from clinrl.models.chat import encode, encoded, read_calls, read_turn, render, results, spelt, write_turn
+from clinrl.models.chat import encode, encode_pieces, read_calls, read_turn, render, results, to_pieces, write_turn
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.models.judges import Judges
 from clinrl.tasks.audit import episodes, policies
@@ -215,8 +215,8 @@ def test_what_is_taught_is_in_the_tokens_in_which_a_model_is_asked(thinking):
     sampler, tools = Sampler(None, tokenizer()), rollout.schemas(TASK)
     for case in CASES:
         transcript, prompt = TASK.gold(case, thinking=thinking), TASK.prompt(case.facts)
-        pieces = spelt(tokenizer(), prompt, transcript, thinking, tools, tokenizer().eos_token)
-        ((taught, own),) = encoded(tokenizer(), [pieces])
+        pieces = to_pieces(tokenizer(), prompt, transcript, thinking, tools, tokenizer().eos_token)
+        ((taught, own),) = encode_pieces(tokenizer(), [pieces])
         asked, mine = sampler.opening(prompt, tools, thinking), []
         mine += [0] * len(asked)
         heard = []
@@ -384,7 +384,9 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
         return [f"Hm.\n</think>\n\n{text}" for text in texts] if thinking else texts
 
     read = transcript_of(cases[0], thinking)
-    ((ids, _),) = encoded(tokenizer(), [spelt(tokenizer(), ASKED, read, thinking, end=tokenizer().eos_token)[1:]])
+    ((ids, _),) = encode_pieces(
+        tokenizer(), [to_pieces(tokenizer(), ASKED, read, thinking, end=tokenizer().eos_token)[1:]]
+    )
     budget = 2 * len(ids)
     reading = texts_of(read, thinking)
     unknown = Message(role="assistant", content="", calls=(Call(name="x", arguments={}),))
@@ -444,10 +446,10 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
         assert whole[: len(sampler.asked[-1])] == sampler.asked[-1]
     assert pairs[0][1] == read
     assert (earned[0].total, TASK.parse(read), read.stop) == (1.0, TASK.label(cases[0]), "answered")
-    taught = spelt(
+    taught = to_pieces(
         tokenizer(), TASK.prompt(cases[0].facts), read, thinking, rollout.schemas(TASK), tokenizer().eos_token
     )
-    ((ids, own),) = encoded(tokenizer(), [taught])
+    ((ids, own),) = encode_pieces(tokenizer(), [taught])
     first = len(grpo.asked[0][0])
     assert (completions[0], masks[0]) == (ids[first:], list(own[first:]))
     stops = ["answered", "answered", *["max_tokens"] * 4, "max_turns", "answered"]

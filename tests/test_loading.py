@@ -98,6 +98,6 @@ def test_a_checkpoint_that_brings_code_is_refused_and_its_code_not_run(
     (tmp_path / "own/config.json").write_text(json.dumps(changed))
     (tmp_path / "own/own.py").write_text(f"open({str(ran)!r}, 'w')\n")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
-    with pytest.raises(ArtefactError, match="needs code that it brings along, and none is ever run"):
+    with pytest.raises(ArtefactError, match="needs custom code of its own, which is never run"):
         bases._open(tmp_path / "own", {}, tmp_path / "own")
     assert not ran.exists()

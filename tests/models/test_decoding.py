@@ -161,15 +161,15 @@ def test_a_conversation_goes_on_where_its_turn_ended(doll, sizes, choice):
     held = max(len(ids[n] + said[n]) for n in range(5))
     assert after.ids.size(1) <= held + 6 + max(map(len, found))  # what was padding is gone
     third = [[*row, *tokens, 5] for row, tokens in zip(going, anew, strict=True)]
-    assert decoding.resumed(model, after, [*third, third[0][1:]], 0) is None
+    assert decoding.resume(model, after, [*third, third[0][1:]], 0) is None
     again = decoding.complete_turn(model, third, config, after)[0]
     if not choice:
         assert ended(again, config.eos_token_id) == ended(decoding.complete(model, third, config), config.eos_token_id)
 
 
 def test_a_model_that_keeps_something_else_reads_conversations_anew():
-    assert decoding.resumed("model", None, [[1]], 0) is None
-    assert decoding.resumed("model", decoding.Rows(torch.ones(1, 2), torch.ones(1, 2), None), [[1, 1, 1]], 0) is None
+    assert decoding.resume("model", None, [[1]], 0) is None
+    assert decoding.resume("model", decoding.Rows(torch.ones(1, 2), torch.ones(1, 2), None), [[1, 1, 1]], 0) is None
 
 
 @given(st.integers(0, 2**31), st.integers(2, 9), st.sampled_from([0.5, 1.0, 3.0]))

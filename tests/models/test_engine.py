@@ -570,7 +570,7 @@ def test_an_adapter_that_does_not_fit_a_checkpoint_with_images_is_refused(seeing
     *_, names = bases.open_tokenizer(paths.base("esi"))
     assert names["model.norm.weight"] == "model.language_model.norm.weight"
     with pytest.raises(ArtefactError, match="no adapter for this base"):
-        opening.respelt(paths.adapter("v1"), {}, seeing)
+        opening.rename_modules(paths.adapter("v1"), {}, seeing)
 
 
 # An exam

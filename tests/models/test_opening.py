@@ -65,8 +65,8 @@ def _weights(of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], Non
         (lambda folder: (folder / opening.CONFIG).unlink(), "FileNotFoundError"),
         (lambda folder: (folder / opening.WEIGHTS).unlink(), "missing"),
         (lambda folder: (folder / opening.WEIGHTS).write_bytes(struct.pack("<Q", 2**63)), "SafetensorError"),
-        (_weights(lambda tensor: tensor * torch.nan), "no finite number"),
-        (_weights(lambda tensor: tensor + torch.inf), "no finite number"),
+        (_weights(lambda tensor: tensor * torch.nan), "a value that is not finite"),
+        (_weights(lambda tensor: tensor + torch.inf), "a value that is not finite"),
     ],
 )
 def test_what_is_no_adapter_is_refused(copy: Path, change: Callable[[Path], None], why: str) -> None:

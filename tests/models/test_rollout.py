@@ -22,7 +22,7 @@ from clinrl.models.chat import (
     read_turn,
     render,
     results,
-    spelt,
+    to_pieces,
     without_clock,
     without_prefill,
     write_turn,
@@ -132,7 +132,7 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "Looks."
 
 @pytest.mark.parametrize("template", ["llama3", "llama3_1", "qwen3_5_think"])
 def test_a_template_whose_calls_are_not_read_is_given_no_tools(template):
-    with pytest.raises(Refused, match="has tools called otherwise than as JSON between <tool_call> and </tool_call>"):
+    with pytest.raises(Refused, match="does not write tool calls as JSON between <tool_call> and </tool_call>"):
         render(bare(template), ASKED, True, [TOOL])
 
 
@@ -173,7 +173,7 @@ def test_a_think_block_may_be_left_to_the_model(template):
     assert not opens(tokenizer, True)
     turn = Message(role="assistant", content="<answer>Yes</answer>", thinking="First this.")
     done = Transcript(messages=(turn,), stop="answered")
-    opening, own = spelt(tokenizer, ASKED, done, True)
+    opening, own = to_pieces(tokenizer, ASKED, done, True)
     assert (opening.text, own.text) == (written, "<think>\nFirst this.\n</think>\n\n<answer>Yes</answer>")
     assert read_turn(own.text, opens(tokenizer, True)) == turn
 

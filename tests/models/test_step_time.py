@@ -14,7 +14,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.models import needs, step_time
 from clinrl.models.estimate import measure
 from clinrl.models.shapes import SHAPES
-from clinrl.models.step_time import Rates, reckon
+from clinrl.models.step_time import Rates, estimate_times
 from clinrl.runtime.gpus import Gpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def params(read: Params, monkeypatch: pytest.MonkeyPatch) -> Params:
 
 
 def times(params: Params, version: str, rates: Rates = RATES, machine: Machine | None = None, **how: Any) -> Any:
-    return reckon(params, version, machine or Machine(), rates, is_gpu=True, **how)
+    return estimate_times(params, version, machine or Machine(), rates, is_gpu=True, **how)
 
 
 def test_each_part_follows_what_bounds_it(params: Params) -> None:
@@ -109,15 +109,15 @@ def test_it_is_said_before_a_training_and_only_at_full_scale(
 ) -> None:
     monkeypatch.setattr(needs, "visible", list)
     monkeypatch.setattr(step_time, "measured", lambda _: RATES)
-    step_time.tell(params.model_copy(update={"scale": "embedded"}), "esi-v49", Machine())
+    step_time.announce(params.model_copy(update={"scale": "embedded"}), "esi-v49", Machine())
     assert not capsys.readouterr().err
-    step_time.tell(params, "esi-v49", Machine())
+    step_time.announce(params, "esi-v49", Machine())
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("clinrl: esi-v49: reckoned, not measured: at most ")
     assert "rates stated on a card: 100 T operations/s, 1,000 GB/s, 1 us a kernel" in said
     monkeypatch.setattr(step_time, "measured", lambda _: None)
-    step_time.tell(params, "esi-v49", Machine())
+    step_time.announce(params, "esi-v49", Machine())
     assert "cannot be reckoned here; the training starts all the same" in capsys.readouterr().err
 
 
@@ -154,10 +154,10 @@ def test_a_gpu_that_cannot_be_measured_stops_nothing(monkeypatch: pytest.MonkeyP
 
 def test_looks_at_held_out_cases_are_counted(params: Params) -> None:
     tokens = {name: needs.workload(params, name, Machine(), is_gpu=True).training for name in ("esi-v43", "esi-v49")}
-    assert all(training is not None and training.looked == 0 for training in tokens.values())
+    assert all(training is not None and training.held_out == 0 for training in tokens.values())
     embedded = params.model_copy(update={"scale": "embedded"})
-    looked = needs.workload(embedded, "esi-v49", Machine(), is_gpu=False).training
-    assert looked is not None
-    assert looked.looked == 8192
+    training = needs.workload(embedded, "esi-v49", Machine(), is_gpu=False).training
+    assert training is not None
+    assert training.held_out == 8192
     places = [need.place for need in needs.needs(embedded, "esi-v49", Machine(), needs.Room(None, 1 << 40))]
     assert places == ["loading", "training", "generation", "held-out", "exam"]

@@ -298,7 +298,7 @@ def test_an_interrupt_ends_the_rebuild_and_leaves_nothing(project: Path, tmp_pat
 def test_nothing_is_verified_with_pickles_that_others_can_write(project: Path, verdicts) -> None:
     (project / ".dvc/tmp").chmod(0o775)
     try:
-        with pytest.raises(Refused, match="others than you can write in"):
+        with pytest.raises(Refused, match="other users can write in"):
             verdicts("steady")
     finally:
         (project / ".dvc/tmp").chmod(0o700)

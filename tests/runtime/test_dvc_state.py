@@ -108,7 +108,7 @@ def test_a_folder_elsewhere_that_others_can_replace_is_refused(
 def test_the_plan_asks_no_dvc_whose_pickles_others_can_write(project: Path) -> None:
     (dvc_state.SITE / "index").mkdir()
     dvc_state.SITE.chmod(0o775)
-    with pytest.raises(Refused, match="others than you can write in"):
+    with pytest.raises(Refused, match="other users can write in"):
         plan.dvc_states(["train@v1"])
 
 
@@ -116,7 +116,7 @@ def test_a_folder_of_somebody_else_is_refused(project: Path, monkeypatch: pytest
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     os.chown(dvc_state.SITE, 12345, -1)
-    with pytest.raises(Refused, match="others than you can write in"):
+    with pytest.raises(Refused, match="other users can write in"):
         dvc_state.fence()
 
 
@@ -124,7 +124,7 @@ def test_a_link_is_refused(project: Path) -> None:
     shutil.rmtree(dvc_state.SITE)
     (project / "elsewhere").mkdir()
     dvc_state.SITE.symlink_to(project / "elsewhere")
-    with pytest.raises(Refused, match="others than you can write in"):
+    with pytest.raises(Refused, match="other users can write in"):
         dvc_state.fence()
 
 

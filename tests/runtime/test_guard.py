@@ -174,13 +174,13 @@ def test_a_password_that_cannot_be_read_is_none(locked: str, header: str) -> Non
 def test_a_body_that_is_too_long_is_not_read_to_its_end(place: str) -> None:
     assert httpx.post(f"http://{place}/", content=b"x" * 1000).text == "1000"
     said = httpx.post(f"http://{place}/", content=(b"x" * 500 for _ in range(3)))
-    assert (said.status_code, said.json()) == (413, {"detail": "A request may have 1,000 bytes."})
+    assert (said.status_code, said.json()) == (413, {"detail": "A request may have at most 1,000 bytes."})
     assert ARRIVED == ["POST"]
 
 
 def test_a_request_that_takes_too_long_ends(hurried: str) -> None:
     said = httpx.get(f"http://{hurried}/?sleep=600", timeout=60)
-    assert (said.status_code, said.json()) == (408, {"detail": "A request may take 0.5 seconds."})
+    assert (said.status_code, said.json()) == (408, {"detail": "A request may take at most 0.5 seconds."})
 
 
 def test_a_session_that_is_silent_ends(hurried: str) -> None:

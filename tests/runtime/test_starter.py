@@ -138,7 +138,7 @@ def test_a_stage_whose_dvc_was_gone_before_it_could_look_does_not_begin(project:
     process = begun(project, DVC, BEFORE_S="1")
     number_in(project / "begun")
     ends_with(process, itself)
-    assert (project / "refused").read_text().startswith("whoever started this stage has ended")
+    assert (project / "refused").read_text().startswith("the process that started this stage has ended")
     assert not (project / "pid").exists()
 
 

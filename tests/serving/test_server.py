@@ -306,7 +306,8 @@ def test_an_answer_that_takes_too_long_or_that_nobody_waits_for_is_given_up(proj
     with running(project, bounds=bounds) as one:
         with held(one):
             late = httpx.post(f"{one.url}/chat/completions", json=body(), timeout=60)
-            assert (late.status_code, late.json()["error"]["message"]) == (408, "A request may take 0.5 seconds.")
+            message = late.json()["error"]["message"]
+            assert (late.status_code, message) == (408, "A request may take at most 0.5 seconds.")
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{one.url}/chat/completions", json=body(), timeout=0.1)
         eventually(lambda: not one.service.in_flight)

@@ -1,8 +1,8 @@
 """The model at the root of a lineage: an embedded one built here, or a pinned checkpoint of the hub.
 
 A base folder holds either the weights and a tokenizer (embedded) or `base.json`, which names the repository, the commit
-and the quantisation (full). The judges that the task's reward or measures ask are part of it: a folder each, or a
-reference each. Everything that needs the model loads it here, so that all stages see the same weights.
+and the quantisation (full). The base also holds the judges that the task's reward or measures ask, each as a folder or
+as a reference. Everything that needs the model loads it here, so that all stages see the same weights.
 """
 
 import json
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 REFERENCE = "base.json"
 RESERVED_PAD = "<|finetune_right_pad_id|>"
-"""The token that Llama's vocabulary has for padding, though its tokenizer does not say so."""
+"""Llama's padding token: its vocabulary has one, but its tokenizer does not declare it."""
 
 
 def stage(params: "Params", task_name: str) -> None:
     """Build `data/bases/<task>` and the empty adapter `data/adapters/<task>-base` that starts its lineage.
 
-    Raises Refused when the hub cannot be asked for the commit behind a revision.
+    Raises Refused if the hub does not give the commit behind a revision.
     """
     from clinrl.config.bases import EmbeddedBase
 
@@ -59,7 +59,7 @@ def stage(params: "Params", task_name: str) -> None:
 
 
 def made_of(task: Task, folder: Path) -> dict[str, str]:
-    """Digests of a task's base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
+    """Check that `folder` was made from the task's base, both unaltered; return their digests. Raises ArtefactError."""
     base, made = verified(paths.base(task.name)), verified(folder)
     if made.task_version != task.version:
         raise ArtefactError(
@@ -75,7 +75,7 @@ def made_of(task: Task, folder: Path) -> dict[str, str]:
 
 
 def _reference(spec: "HubBase") -> dict[str, Any]:
-    """What `base.json` holds: each checkpoint by its commit."""
+    """The content of `base.json`: each checkpoint with its commit."""
     found: dict[str, Any] = {**_pinned(spec), "quantize": spec.quantize}
     if not spec.prefill:
         found["prefill"] = False
@@ -85,28 +85,28 @@ def _reference(spec: "HubBase") -> dict[str, Any]:
 
 
 def _pinned(model: "HubModel") -> dict[str, str]:
-    """A checkpoint by its commit, or by the digest of a local one's files. Raises Refused as `hub.commit_of`."""
+    """A repository and its commit, or a local folder and its digest. Raises Refused as `hub.commit_of` does."""
     folder = Path(model.repo)
     commit = "local-" + digest(digests(folder)) if folder.is_dir() else hub.commit_of(model.repo, model.revision)
     return {"repo": model.repo, "commit": commit}
 
 
 def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
-    """The base model and its tokenizer: left-padding, a pad token that does not end a turn.
+    """Load the base model and its tokenizer, which pads on the left with a token that does not end a turn.
 
-    With `qlora` its weights are held in 4 bits, whatever the base says.
+    With `qlora` the weights are loaded in 4 bits, whatever quantisation the base names.
 
     Raises ArtefactError when the base folder is absent, altered, or of another scale than `params` asks for.
     """
     folder = paths.base(task_name)
-    read_manifest(folder)  # whose files `open_base` reads and checks
+    read_manifest(folder)  # fails early if there is no base; `open_base` verifies the files
     if (folder / REFERENCE).exists() == (params.scale == "embedded"):
         raise ArtefactError(f"{folder} was not built at scale {params.scale}; run `clinrl base {task_name}` first")
     return open_base(folder, for_training=for_training, qlora=qlora)
 
 
 def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
-    """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
+    """Open a base folder of either scale, or a merged model, as `load` does. Raises ArtefactError as `load` does."""
     verified(folder)
     with memory.place("loading the model", memory.larger(scale_of(folder))), opening.refused(folder, "model"):
         model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
@@ -115,10 +115,10 @@ def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple
 
 
 def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, str]]:
-    """The tokenizer of a base at the full scale, its model's configuration for text, the ids that end a turn, and what
-    the checkpoint calls the model's tensors, empty if it is for text alone.
+    """The tokenizer, text configuration, end-of-turn ids and tensor names of a base at the full scale.
 
-    No weights are read, since others hold them. Raises ArtefactError as `load` does.
+    The names map each tensor of the model to its name in the checkpoint; they are empty for a checkpoint of text alone.
+    No weights are loaded, since the server holds them. Raises ArtefactError as `load` does.
     """
     from safetensors import safe_open
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -133,7 +133,7 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, st
         config = AutoConfig.from_pretrained(origin, trust_remote_code=False)
         try:
             declared = GenerationConfig.from_pretrained(origin).eos_token_id
-        except OSError:  # as for a model: what its configuration says
+        except OSError:  # as transformers does for a model: use its configuration
             declared = GenerationConfig.from_model_config(config).eos_token_id
         _ready(tokenizer, named, origin, folder)
         _render(tokenizer)
@@ -149,7 +149,7 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, st
 
 
 def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
-    """A judge of a base folder, and its tokenizer, to be asked. Raises ArtefactError if the base has no such judge."""
+    """Open a judge of a base folder and its tokenizer. Raises ArtefactError if the base has no such judge."""
     verified(folder)
     named = reference(folder)
     found = named.get("judges", {}).get(name)
@@ -161,7 +161,7 @@ def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
 
 
 def identity_of(model: Any, base: Path) -> dict[str, str]:
-    """Who samples where this model does, by transformers, for manifests: version, checkpoint and number format."""
+    """The identity of this model as a sampler, for manifests: transformers' version, checkpoint and number format."""
     from transformers import __version__
 
     named = reference(base)
@@ -176,22 +176,22 @@ def identity_of(model: Any, base: Path) -> dict[str, str]:
 
 
 def reference(folder: Path) -> dict[str, Any]:
-    """The checkpoints that a base folder names by their commits; empty if it holds the weights itself."""
+    """The content of a base folder's `base.json`; empty if the folder holds the weights itself."""
     path = folder / REFERENCE
     named: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return named
 
 
 def scale_of(folder: Path) -> Scale:
-    """The scale that a base folder was built at."""
+    """The scale at which a base folder was built."""
     return "full" if reference(folder) else "embedded"
 
 
 def locate(named: dict[str, Any], by: Path) -> Path:
-    """The folder of a checkpoint that `by` names: a local one, or what the hub has at its commit.
+    """The folder of a checkpoint that the base folder `by` names: a local folder, or the hub's files at its commit.
 
-    Loaders get a folder, never a name: by a name they would look for a path here first, then ask the hub for more.
-    Raises ArtefactError if a local one is another or one of the hub has no whole commit, and Refused as `hub.fetch`.
+    Loaders get a folder, never a name: given a name, they would look for a path here first, then ask the hub for more.
+    Raises ArtefactError if a local folder has changed or a commit is not whole, and Refused as `hub.fetch` does.
     """
     repo, commit = named["repo"], named["commit"]
     if commit.startswith("local-"):
@@ -209,7 +209,7 @@ def locate(named: dict[str, Any], by: Path) -> Path:
 
 
 def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False) -> tuple[Any, Any]:
-    """The model that a base folder names, or the one that lies in `folder`, and its tokenizer."""
+    """Open the checkpoint `named`, or the model in `folder` if nothing is named, and its tokenizer."""
     import torch
     from transformers import (
         AutoModelForCausalLM,
@@ -220,7 +220,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     )
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # of reading the weights; the stages show how far their own work is
+    disable_progress_bar()  # for reading the weights; the stages show their own progress
     if not named:
         opening.check_checkpoint(folder)
     origin = str(locate(named, by) if named else folder)
@@ -238,7 +238,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
         weights, reader = hub_sized, AutoTokenizer  # a merge of a hub checkpoint
     else:
-        # By the architecture's name AutoTokenizer would put Qwen2's own splitting into a tokenizer that is not Qwen2's.
+        # AutoTokenizer goes by the architecture's name: it would split text as Qwen2 does, not as this tokenizer does.
         reader = PreTrainedTokenizerFast
     if qlora:
         weights["quantization_config"] = BitsAndBytesConfig(
@@ -252,23 +252,23 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
         model = AutoModelForCausalLM.from_pretrained(
             origin, **weights, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
         )
-    except ValueError as error:  # the sentence is transformers' own; it has no class of its own for it
+    except ValueError as error:  # transformers has no error class of its own for this
         if "custom code" not in str(error):
             raise
         raise ArtefactError(
-            f"{origin} needs code that it brings along, and none is ever run; name a "
+            f"{origin} needs custom code of its own, which is never run; name a "
             "checkpoint whose architecture transformers has"
         ) from None
     if qlora and weights is not hub_sized:
         from bitsandbytes.nn import Linear4bit
 
-        # In an exam too, as in training, four bits are unpacked to float32 on every machine: bitsandbytes asks the CPU,
-        # and not ATEN_CPU_CAPABILITY, whether to compute an exam in bfloat16 by AVX-512.
+        # Unpack four bits to float32 on every machine, in exams as in training: for an exam, bitsandbytes would ask the
+        # CPU, and not ATEN_CPU_CAPABILITY, whether to compute in bfloat16 with AVX-512.
         for layer in model.modules():
             if isinstance(layer, Linear4bit):
                 layer.support_avx512bf16_for_cpu = False
     _ready(tokenizer, named, origin, by)
-    # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
+    # The mode decides how to decode: a checkpoint's own temperature or penalties must not leak into it.
     model.generation_config = GenerationConfig(
         eos_token_id=model.generation_config.eos_token_id or tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -278,13 +278,13 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
 
 
 def _render(tokenizer: Any) -> None:
-    """Write a prompt in both modes: a template may be as hostile as a pickle, and is run at every prompt."""
+    """Render a prompt in both modes, as a test: a template may be as hostile as a pickle, and every prompt runs it."""
     for thinking in (True, False):
         render(tokenizer, [Message(role="user", content="?")], thinking)
 
 
 def _ready(tokenizer: Any, named: dict[str, Any], origin: str, by: Path) -> None:
-    """Give a tokenizer the prompts that the base asks for, and a pad token. Raises ArtefactError if it has none."""
+    """Set the chat template that the base asks for, and a pad token. Raises ArtefactError if there is no pad token."""
     if tokenizer.chat_template:
         tokenizer.chat_template = without_clock(tokenizer.get_chat_template())
     if not named.get("prefill", True):

@@ -1,9 +1,9 @@
 """Text and turns: how a prompt is rendered, how a model's text is read as a turn, and how a turn is written.
 
-The functions here are the only ones of their kind: training, evaluation, teaching and the rewards all see a model's
-text through them. A conversation with tools is made of pieces: the opening, what the model wrote, the results of its
-calls with the head of its next turn, and so on. Each piece is encoded by itself, wherever it is encoded, so that a
-model is asked in the very tokens that it learned from.
+Training, evaluation, pretraining and the rewards all read and write a model's text with these functions alone. A
+conversation with tools consists of pieces: the opening, the model's turn, the results of its calls with the head of its
+next turn, and so on. Each piece is encoded by itself everywhere, so that a model is prompted with the very tokens that
+it learned from.
 """
 
 import json
@@ -24,10 +24,10 @@ OPEN: Final = "<think>"
 CALLED: Final = "</tool_call>"
 QUESTION: Final = {"role": "user", "content": "?"}
 CLOCK: Final = "{%- macro strftime_now(form) -%}26 Jul 2024{%- endmacro -%}"
-"""Tells a chat template that asks the same of every day, Llama's own default, or an exam would be asked another prompt
-than a client."""
+"""Gives a chat template that asks for the date the same date every day: Llama's own default. Otherwise an exam and a
+client would use different prompts."""
 MAX_BRACKETS: Final = 100
-"""Opening brackets in a call: what is nested without end can be neither read nor recorded."""
+"""The most opening brackets in a call: JSON that is nested too deep can be neither read nor recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a model wrote after a prompt."""
+    """A model's output after a prompt."""
 
     text: str
     """Without the end-of-turn token."""
     stop: Literal["answered", "max_tokens"]
     ids: tuple[int, ...]
-    """Its token ids, that of the end of the turn among them."""
+    """Its token ids, including the end-of-turn token if there is one."""
 
     @property
     def tokens(self) -> int:
@@ -63,38 +63,41 @@ def render(
     """The prompt as the chat template writes it, ending where the model has to go on.
 
     With `thinking` it ends in an opened think block, without it in an empty closed one. Templates of the Qwen 3 family
-    write these themselves, some of them without the opening tag; after one that knows of no thinking, as Llama's, they
-    are added. `tools`: JSON schemas of the tools that may be called. Raises Refused if the template has a model call
-    them in a notation that `read_calls` does not read.
+    write these themselves, some of them without the opening tag; for a template without a thinking mode, such as
+    Llama's, they are added. `tools`: JSON schemas of the tools that may be called. Raises Refused if the template
+    writes calls in a notation that `read_calls` does not read.
     """
     if tools and not _calls_are_read(tokenizer.get_chat_template()):
         raise Refused(
-            f"this chat template has tools called otherwise than as JSON between {CALL} and {CALLED}, and no other "
-            "notation is read here; choose a checkpoint whose template has, as those of Qwen2.5 and Qwen3"
+            f"this chat template does not write tool calls as JSON between {CALL} and {CALLED}, and no other notation "
+            "is read; choose a checkpoint whose template does, such as Qwen2.5 or Qwen3"
         )
     turns = [{"role": message.role, "content": message.content} for message in messages]
     shown = {"tools": list(tools)} if tools else {}
-    return written(tokenizer, turns, enable_thinking=thinking, **shown) + _block(tokenizer, thinking)
+    return apply_template(tokenizer, turns, enable_thinking=thinking, **shown) + _block(tokenizer, thinking)
 
 
 def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thinking: bool) -> str:
-    """What stands between a turn that calls tools and the model's next one: the rest of the turn's end, the results of
-    the calls, and the head of the next turn. One result or more. Raises Refused if the template ends no turn."""
+    """The text between a turn that calls tools and the model's next turn, given one result or more.
+
+    It is the rest of the turn's end, the results, and the head of the next turn. Raises Refused if the template does
+    not end a turn with the tokenizer's end token.
+    """
     call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
     before: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
     after = [{"role": "tool", "name": "tool", "content": message.content} for message in found]
-    called = written(tokenizer, before, add_generation_prompt=False, enable_thinking=thinking)
-    answered = written(tokenizer, before + after, enable_thinking=thinking)
-    # A template may write the last turn otherwise than an earlier one, so the turn's end is found by its number.
+    until_call = apply_template(tokenizer, before, add_generation_prompt=False, enable_thinking=thinking)
+    with_results = apply_template(tokenizer, before + after, enable_thinking=thinking)
+    # A template may write the last turn differently from an earlier one, so the turn's end is found by counting ends.
     end = str(tokenizer.eos_token)
-    ends = called.count(end)
+    ends = until_call.count(end)
     if not ends:
         raise Refused(f"this chat template ends no turn with the tokenizer's {end}; choose a checkpoint that does")
-    return answered.split(end, ends)[ends] + _block(tokenizer, thinking)
+    return with_results.split(end, ends)[ends] + _block(tokenizer, thinking)
 
 
-def written(tokenizer: "PreTrainedTokenizerBase", turns: Sequence[Mapping[str, Any]], **how: Any) -> str:
-    """What the chat template writes of turns, by default up to the head of the model's next one."""
+def apply_template(tokenizer: "PreTrainedTokenizerBase", turns: Sequence[Mapping[str, Any]], **how: Any) -> str:
+    """Write turns with the chat template, by default up to the head of the model's next turn."""
     given = {"tokenize": False, "add_generation_prompt": True, **how}
     return str(tokenizer.apply_chat_template(list(turns), **given))
 
@@ -107,8 +110,10 @@ def _block(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> str:
 
 
 def opens(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> bool:
-    """Whether a prompt ends in an opened think block: never without `thinking`, and with it unless the tokenizer's
-    template leaves the tag to the model."""
+    """Whether a prompt ends in an opened think block.
+
+    Never without `thinking`; with it, unless the template leaves the opening tag to the model.
+    """
     if not thinking:
         return False
     template = tokenizer.get_chat_template()
@@ -124,7 +129,7 @@ def without_prefill(template: str) -> str:
 
 
 def without_clock(template: str) -> str:
-    """A chat template that writes the same on every day."""
+    """The chat template with a fixed date, so that it writes the same text every day."""
     return CLOCK + template if "strftime_now" in template and not template.startswith(CLOCK) else template
 
 
@@ -136,7 +141,7 @@ def _switches(template: str) -> bool:
 
 @cache
 def _endings(template: str) -> tuple[str, str]:
-    """A prompt as a chat template writes it with thinking, and without."""
+    """The prompts that a chat template writes with thinking and without."""
     thinking, direct = (
         _bare(template, [QUESTION], add_generation_prompt=True, enable_thinking=thinking) for thinking in (True, False)
     )
@@ -152,13 +157,13 @@ def _calls_are_read(template: str) -> bool:
     turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call.model_dump()}]}
     try:
         shown = _bare(template, [QUESTION, turn])
-    except TemplateError:  # it refuses such a call
+    except TemplateError:  # the template refuses such a call
         return False
     return read_calls(Message(role="assistant", content=shown)).calls == (call,)
 
 
 def _bare(template: str, turns: list[dict[str, Any]], **how: Any) -> str:
-    """What a chat template writes without a tokenizer, whose marks are left out."""
+    """Apply a chat template without a tokenizer: its special tokens are empty."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     marks = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
@@ -171,11 +176,11 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
 
 
 Example = tuple[list[int], bytes]
-"""Token ids of a text, and for each whether the model writes it (1) or is given it (0)."""
+"""The token ids of a text, and for each token 1 if the model writes it, or 0 if the model is given it."""
 
 
-def encoded(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[Sequence[Piece]]) -> list[Example]:
-    """Token ids of texts, encoded piece by piece."""
+def encode_pieces(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[Sequence[Piece]]) -> list[Example]:
+    """Encode each text piece by piece."""
     ids = iter(encode(tokenizer, [piece.text for text in texts for piece in text]))
     examples = []
     for text in texts:
@@ -186,9 +191,9 @@ def encoded(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[Sequence[Piece
 
 
 def decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], ends: Collection[int]) -> Completion:
-    """Token ids after a prompt, up to the first end-of-turn token, as a completion.
+    """The completion that token ids after a prompt hold, up to the first end-of-turn token.
 
-    Special tokens inside the text stay visible: a reward must see all that the model wrote.
+    Special tokens inside the text stay visible: a reward must see everything that the model wrote.
     """
     ids = list(ids)
     end = next((index for index, token in enumerate(ids) if token in ends), None)
@@ -206,7 +211,7 @@ def end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -
     return frozenset([*ids, tokenizer.eos_token_id])
 
 
-def spelt(
+def to_pieces(
     tokenizer: "PreTrainedTokenizerBase",
     prompt: Sequence[Message],
     transcript: Transcript,
@@ -214,8 +219,10 @@ def spelt(
     tools: Sequence[Mapping[str, Any]] = (),
     end: str = "",
 ) -> list[Piece]:
-    """Prompt and transcript as pieces: the opening, a turn of the model with its `end`, the results of its calls, and
-    so on. Piece by piece encoded, they are what a model is asked and would have written."""
+    """Split prompt and transcript into pieces: the opening, a turn of the model with its `end`, its results, and so on.
+
+    Encoded piece by piece, they are the tokens that a model is given and those that it would have written.
+    """
     pieces = [Piece(render(tokenizer, prompt, thinking, tools), own=False)]
     is_opened = opens(tokenizer, thinking)
     for own, turns in groupby(transcript.messages, key=lambda message: message.role == "assistant"):
@@ -227,12 +234,12 @@ def spelt(
 
 
 def read_turn(text: str, is_opened: bool) -> Message:
-    """The assistant turn that a completion's text is. Never raises, and loses nothing but tags and line ends.
+    """Read a completion's text as an assistant turn. Never raises, and loses nothing but tags and line ends.
 
-    A turn has at most one think block, at its head, which the prompt opened (see `opens`), or else the model may. It
-    reaches to the first closing tag, and without one there is no content. Tags anywhere else are content: a closing
-    tag that nothing opened hides no answer before it, so that nobody answers twice and is read once. Calls of tools
-    are left in the content.
+    A turn has at most one think block, at its head, opened by the prompt (see `opens`) or else by the model. The block
+    reaches to the first closing tag; without that tag the turn has no content. Tags anywhere else are content: a
+    closing tag that nothing opened does not hide the answer before it, or a model could answer twice and be scored
+    once. Tool calls stay in the content.
     """
     if not is_opened and not text.lstrip().startswith(OPEN):
         return Message(role="assistant", content=text.lstrip("\n"), thinking=None)
@@ -242,17 +249,16 @@ def read_turn(text: str, is_opened: bool) -> Message:
 
 
 def read_whole(text: str) -> Message:
-    """The turn that a text from elsewhere is. A prompt may have opened its think block, so it may close what it did not
-    open."""
+    """Read a text from elsewhere as a turn. Its unknown prompt may have opened the think block that the text closes."""
     return read_turn(text, is_opened=CLOSE in text and not text.lstrip().startswith(OPEN))
 
 
 def read_calls(turn: Message) -> Message:
-    """The same turn with the calls that its content writes, in the notation of the Qwen and Hermes templates.
+    """The same turn with the calls in its content parsed, in the notation of the Qwen and Hermes templates.
 
-    A call reaches to the next closing tag, whatever is in between; content is what stands around the calls. Unless
-    every call is closed and is JSON with a name, with arguments that are an object or absent, and with no key twice in
-    an object, none is made and the content stays as it is: a turn with a malformed call does nothing. Never raises.
+    A call reaches to the next closing tag, whatever is in between; the text around the calls remains the content. A
+    valid call is closed and is JSON with a name, with arguments that are an object or absent, and with no repeated key
+    in an object. If one call is invalid, the turn is returned as it is: it then makes no call at all. Never raises.
     """
     around, calls, rest = [], [], turn.content
     while CALL in rest:
@@ -274,7 +280,7 @@ def _call(written: str) -> Call | None:
         return None
     try:
         found = json.loads(written, object_pairs_hook=distinct_keys)
-        # Infinity and half a character are JSON to Python, and can be written to no file.
+        # Python's JSON accepts Infinity and half of a surrogate pair, which cannot be written to a file.
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
         return None
@@ -286,7 +292,7 @@ def _call(written: str) -> Call | None:
 
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError if it has a key twice: which of the two values is meant, nobody can tell."""
+    """Build a JSON object. Raises ValueError for a repeated key: nobody can tell which of its values is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key stands twice")
@@ -294,8 +300,10 @@ def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_turn(message: Message, thinking: bool, *, is_opened: bool = True) -> str:
-    """The completion's text that is read as this turn, without the end-of-turn token, after a prompt that opened the
-    think block, or did not."""
+    """The completion's text that `read_turn` and `read_calls` read as this turn, without the end-of-turn token.
+
+    `is_opened`: whether the prompt opened the think block.
+    """
     calls = [
         f"{CALL}\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n{CALLED}"
         for call in message.calls

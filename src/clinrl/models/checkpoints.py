@@ -1,4 +1,4 @@
-"""Checkpoints of a training: one that a kill tore is seen, and never gone on with."""
+"""Checkpoints of a training: one that a kill left incomplete is detected, and never resumed."""
 
 import json
 import shutil
@@ -11,12 +11,12 @@ SENTINEL = "complete.json"
 
 
 def seal_checkpoint(checkpoint: Path) -> None:
-    """Write the digests of a checkpoint's files into it, last: a checkpoint without them is not used."""
+    """Write the digests of a checkpoint's files into it, as its last file: a checkpoint without them is not used."""
     write_json(checkpoint / SENTINEL, digests(checkpoint, without=SENTINEL))
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint below `folder`, or None. Those that are not whole are removed."""
+    """The newest complete checkpoint below `folder`, or None. Incomplete checkpoints are removed."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
     whole = [path for path in found if _is_whole(path)]
     for path in found:

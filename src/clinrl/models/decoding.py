@@ -1,8 +1,8 @@
-"""Completions of many rows, of which nothing is read twice and nothing is written in vain.
+"""Completions of many rows at once, without reading a prompt twice and without writing past the end of a row.
 
-What all prompts begin with is read once, then each distinct prompt once; rows that have ended are left out of what
-follows; a LoRA adapter lies in the weights. Shapes: B rows, P tokens of the padded prompts, T of the completions, V
-words of the vocabulary.
+The common beginning of all prompts is read once, then the rest of each distinct prompt once. Rows that have ended are
+dropped from the batch. A LoRA adapter is merged into the weights meanwhile. Shapes: B rows, P tokens of the padded
+prompts, T tokens of the completions, V words of the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,22 +27,22 @@ from clinrl.artifacts import digest
 from clinrl.models.cache import distinct, is_plain, room
 
 STRETCH = 8
-"""Tokens that are written before rows that have ended are left out."""
+"""Tokens that are written before the rows that have ended are dropped."""
 UNIT = 2.0**40
-"""Probabilities are counted in units of its inverse: whole numbers have the same sum in any order."""
+"""Probabilities are counted in whole multiples of 1 / UNIT: whole numbers have the same sum in any order."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens and mask (B, P), and keys and values of all columns but the last, for a model to go on from."""
+    """Tokens and mask (B, P), with keys and values of all columns but the last, from which a model goes on."""
 
     ids: Tensor
     mask: Tensor
     cache: DynamicCache | None
-    """None for a model whose layers keep something else than keys and values: nothing was read."""
+    """None for a model whose layers keep something other than keys and values: nothing was read."""
 
     def some(self, places: Tensor) -> "Rows":
-        """The rows at these places. The others are lost: the cache is this one's."""
+        """The rows at these places. They take over this object's cache, so the other rows are lost."""
         if self.cache is not None:
             self.cache.batch_select_indices(places)
         return Rows(self.ids[places], self.mask[places], self.cache)
@@ -54,13 +54,13 @@ def complete(
 ) -> list[list[int]]:  # fmt: skip
     """The completion of each prompt, with its end token and perhaps padding after it.
 
-    Greedy, or drawn at the config's temperature with one number a token: of `numbers` (B, T), or without them from
-    torch's generator. The config says nothing else of how tokens are drawn. A row's tokens do not depend on when others
-    end, and are those of `generate` but for rounding; drawn ones have the same distribution and other values, since
-    `generate` draws a number for each word of the vocabulary. `watch` sees the scores of each token and changes none. A
-    model whose layers keep something else than keys and values reads and writes all rows whole.
+    Greedy, or drawn at the config's temperature and top_p with one number a token: from `numbers` (B, T), or without
+    them from torch's generator. No other setting of the config for sampling is used. A row's tokens do not depend on
+    when other rows end, and equal those of `generate` but for rounding; drawn tokens have the same distribution but
+    other values, since `generate` draws a number for each word of the vocabulary. `watch` sees the scores of each token
+    and changes none. A model whose layers keep something other than keys and values reads and writes all rows whole.
     """
-    rows = begun(model, prompts, config.pad_token_id)
+    rows = read_prompts(model, prompts, config.pad_token_id)
     if numbers is None:
         numbers = drawn_numbers(model, len(prompts), config)
     stretch = config.max_new_tokens if rows.cache is None else STRETCH
@@ -83,17 +83,20 @@ def complete_turn(
     model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, before: Rows | None,
     watch: Sequence[LogitsProcessor] = (), numbers: Tensor | None = None,
 ) -> tuple[list[list[int]], Rows]:  # fmt: skip
-    """As `complete`, for conversations: what the turn before read or wrote is not read again. Also the rows to go on
-    from, none left out."""
-    rows = resumed(model, before, prompts, config.pad_token_id) or begun(model, prompts, config.pad_token_id)
+    """As `complete`, for one turn of conversations: the tokens of the turn `before` are not read again.
+
+    Also returns the rows, none dropped, from which the next turn goes on.
+    """
+    fill = config.pad_token_id
+    rows = resume(model, before, prompts, fill) or read_prompts(model, prompts, fill)
     if numbers is None:
         numbers = drawn_numbers(model, len(prompts), config)
     rows, new, _ = write(model, rows, config, config.max_new_tokens, numbers, watch)
     return new.tolist(), rows
 
 
-def begun(model: Any, prompts: Sequence[Sequence[int]], fill: int | None) -> Rows:
-    """Prompts, of which what all begin with is read once, and each distinct one once."""
+def read_prompts(model: Any, prompts: Sequence[Sequence[int]], fill: int | None) -> Rows:
+    """Read prompts: their common beginning once, then the rest of each distinct prompt once."""
     columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)  # the last token of each is read by itself
     alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns)) if is_plain(model) else 0
     ids, mask = padded(prompts, max(map(len, prompts)), fill, model.device, first=alike)
@@ -112,8 +115,8 @@ def begun(model: Any, prompts: Sequence[Sequence[int]], fill: int | None) -> Row
     return Rows(ids, mask, cache)
 
 
-def resumed(model: Any, before: Rows | None, prompts: Sequence[Sequence[int]], fill: int | None) -> Rows | None:
-    """Prompts of which only what follows the rows before is read; None if one does not go on from any of these."""
+def resume(model: Any, before: Rows | None, prompts: Sequence[Sequence[int]], fill: int | None) -> Rows | None:
+    """Read only the part of each prompt that follows a row of `before`; None if a prompt follows none of its rows."""
     if before is None or before.cache is None:
         return None
     held = [ids[mask > 0].tolist() for ids, mask in zip(before.ids[:, :-1], before.mask[:, :-1], strict=True)]
@@ -138,7 +141,7 @@ def resumed(model: Any, before: Rows | None, prompts: Sequence[Sequence[int]], f
 
 
 def read(model: Any, cache: DynamicCache, ids: Tensor, mask: Tensor) -> None:
-    """Let a model read tokens (B, T) after those of a cache, given the mask of both."""
+    """Run a model on tokens (B, T) that follow those in a cache, given the mask of both together."""
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.size(1) :]  # as `generate` numbers tokens
     model(
         input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
@@ -150,7 +153,7 @@ def write(
     model: Any, rows: Rows, config: GenerationConfig, tokens: int, numbers: Tensor | None,
     watch: Sequence[LogitsProcessor] = (),
 ) -> tuple[Rows, Tensor, Tensor]:  # fmt: skip
-    """Rows with so many tokens more, fewer if all end before, these tokens (B, T), and which rows have ended (B,)."""
+    """Write up to `tokens` tokens; return the longer rows, the new tokens (B, T), and which rows have ended (B,)."""
     first = rows.ids.size(1)
     drawing = [] if numbers is None else [TemperatureLogitsWarper(config.temperature), Drawn(numbers, first)]
     if numbers is not None and (config.top_p or 1.0) < 1.0:
@@ -177,16 +180,17 @@ def write(
 
 
 def drawn_numbers(model: Any, rows: int, config: GenerationConfig) -> Tensor | None:
-    """A number of [0, 1) for each token of a completion (B, T); None if the config is greedy."""
+    """A random number in [0, 1) for each token of the completions (B, T); None if the config is greedy."""
     if not config.do_sample:
         return None
     return torch.rand(rows, config.max_new_tokens, dtype=torch.float64, device=model.device)
 
 
 def numbered(seed: int, step: int, turn: int, rows: Sequence[int], tokens: int) -> Tensor:
-    """A number of [0, 1) for each token (B, T) of rows of a step, in a turn of theirs.
+    """A random number in [0, 1) for each token (B, T) of some rows in one turn of a step.
 
-    It follows from these alone, so a row draws the same whatever it is computed beside, and by whichever process.
+    The numbers follow from seed, step, turn and row alone. So a row draws the same ones beside any other rows and in
+    any process.
     """
     drawn = []
     for row in rows:
@@ -198,7 +202,7 @@ def numbered(seed: int, step: int, turn: int, rows: Sequence[int], tokens: int) 
 def padded(
     rows: Sequence[Sequence[int]], width: int, fill: int | None, device: Any, *, first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and mask of rows, (B, P) each, padded to a width after so many first tokens."""
+    """Tokens and mask of rows, (B, P) each. The padding to `width` goes after the `first` tokens of each row."""
     pads = [width - len(row) for row in rows]
     tokens = [[*row[:first], *[fill] * pad, *row[first:]] for row, pad in zip(rows, pads, strict=True)]
     mask = [[1] * first + [0] * pad + [1] * (width - first - pad) for pad in pads]
@@ -206,34 +210,34 @@ def padded(
 
 
 def draw(scores: Tensor, numbers: Tensor) -> Tensor:
-    """One word a row, given unnormalised log-probabilities (B, V) and numbers of [0, 1), one a row.
+    """Draw one word a row, given unnormalised log-probabilities (B, V) and one number in [0, 1) for each row.
 
-    The words' probabilities divide [0, 1), and the word is that whose part holds the number. Probabilities are rounded
-    to 2^-40, and a word with less is never drawn.
+    The words' probabilities divide [0, 1) into parts, and the part that holds the number gives the word. Probabilities
+    are rounded down to multiples of 2^-40, so a word with less is never drawn.
     """
     bounds = (scores.softmax(-1).double() * UNIT).long().cumsum(-1)
     words = torch.searchsorted(bounds, (numbers * bounds[:, -1]).long()[:, None], right=True)[:, 0]
-    return words.clamp(max=scores.size(-1) - 1)  # scores that are no numbers have no part that holds one
+    return words.clamp(max=scores.size(-1) - 1)  # if scores are NaN, no part holds the number
 
 
 class Drawn(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Leaves possible the one word that is drawn, given the numbers (B, T), for rows that begin with so many tokens."""
+    """Leaves only the drawn word possible, given numbers (B, T) for the tokens after the `first` ones of each row."""
 
     def __init__(self, numbers: Tensor, first: int) -> None:
         self.numbers, self.first = numbers, first
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores (B, V), all but those drawn at minus infinity."""
+        """Scores (B, V) of 0 for the drawn words and of minus infinity for all others."""
         words = draw(scores, self.numbers[:, input_ids.size(1) - self.first])
         return torch.full_like(scores, -torch.inf).scatter(1, words[:, None], 0.0)
 
 
 @contextmanager
 def folded(model: Any) -> Iterator[None]:
-    """Let a model's LoRA adapter lie in the weights, if these are float32; then put the weights back, bit for bit.
+    """Merge a model's LoRA adapter into its float32 weights for this block, then restore the weights bit for bit.
 
-    Other types round what an adapter adds, so that another policy would write. Raises ValueError, as PEFT does, if an
-    adapter is not finite.
+    Weights of other types are left alone: they would round the adapter's change, and so sample from another policy.
+    Raises ValueError, as PEFT does, if an adapter is not finite.
     """
     layers = [layer for layer in model.modules() if hasattr(layer, "merged_adapters")]  # PEFT's
     is_exact = all(type(layer.get_base_layer()) is Linear and layer.weight.dtype is torch.float32 for layer in layers)

@@ -1,7 +1,7 @@
 """One engine for exams and training: a base that vLLM serves at its pinned commit, and adapters above it by name.
 
-An adapter is never merged: the base stays what it is, bit for bit, and each adapter is a LoRA request of its own. Its
-name is the digest of its files, so that no answer, and nothing that the server keeps of a prompt, can be another's.
+An adapter is never merged: the base stays the same, bit for bit, and the server applies the adapter that each request
+names. An adapter's name is the digest of its files, so that no answer and no cached prompt can belong to another one.
 """
 
 import json
@@ -24,28 +24,29 @@ from clinrl.models.vllm_client import Client, Request, Written, key_of
 
 DTYPE = "bfloat16"
 PROBE_TOKENS = 16
-"""Of the completion by which it is seen that an adapter does something."""
+"""Tokens of the completion that shows whether an adapter has an effect."""
 
 
 def name_of(folder: Path) -> str:
-    """By what the adapter of a folder is served."""
+    """The name under which the adapter in a folder is served."""
     return "clinrl-" + digest([sha256_file(folder / name) for name in (opening.WEIGHTS, opening.CONFIG)])[:32]
 
 
 def model_of(base: Path) -> str:
-    """By what the checkpoint of a base folder is served: repository, commit and number format."""
+    """The name under which a base's checkpoint is served: repository, commit and number format."""
     named = bases.reference(base)
     return f"{named['repo']}@{named['commit']}:{DTYPE}"
 
 
 class Engine(Sampler):
-    """Writes completions by a vLLM server. The adapter is that of `adopt`, or none.
+    """A sampler that has a vLLM server write completions, with the adapter given to `adopt`, or with none.
 
-    Each request has a seed of its own, from the call's seed, the prompt's name and how often it came before. So a
-    completion does not depend on what is written beside it, but for rounding.
+    Each request has a seed of its own, from the call's seed, the prompt's name and its earlier occurrences. So a
+    completion does not depend on other requests, but for rounding.
 
-    With `names`, what the checkpoint calls the model's tensors, adapters are served from copies in the folder `copies`
-    that call them so: of a checkpoint with images vLLM opens its own class, which knows its layers by these names.
+    `names` maps the model's tensors to their names in the checkpoint. If there are any, adapters are served from copies
+    in the folder `copies` that use those names: vLLM opens a checkpoint with images by a class of its own, which knows
+    its layers by them.
     """
 
     can_watch = False
@@ -63,41 +64,41 @@ class Engine(Sampler):
         }  # fmt: skip
 
     def adopt(self, folder: Path) -> None:
-        """Sample with the adapter of a folder from now on."""
+        """Use the adapter in a folder from now on."""
         name = name_of(folder)
         if self.names:
             copy = self.copies / name
             if not copy.is_dir():
                 with staged(copy) as out:
-                    opening.respelt(folder, self.names, out)
+                    opening.rename_modules(folder, self.names, out)
             folder = copy
         self.client.load(name, folder)
         self.adapter = name
 
     def release(self, name: str) -> None:
-        """Have an adapter served no more. Raises EngineError if the server is away."""
+        """Unload an adapter from the server. Raises EngineError if the server does not answer."""
         try:
             self.client.unload(name)
         finally:
-            if self.names:  # after the server, which may read it again while it serves it
+            if self.names:  # only now: the server may read the copy again while it serves it
                 shutil.rmtree(self.copies / name, ignore_errors=True)
 
     def check_adopted(self) -> None:
-        """Refuse a server that answers with the adapter exactly as without, in every digit.
+        """Raise EngineError if the server's answer with the adapter equals that without in every digit.
 
-        vLLM matches the names in an adapter's file with those of its own layers, and passes over others in silence.
+        vLLM matches the names in an adapter's file with those of its own layers, and silently ignores all others.
         """
         ids = self.tokenizer("?", add_special_tokens=False)["input_ids"]
         one = Request(name="?", ids=ids, budget=PROBE_TOKENS, temperature=0.0, top_p=1.0, seed=0)
-        (_, without), (_, beside) = (next(iter(self.client.complete([one], name))) for name in (None, self.adapter))
-        if without == beside:
+        (_, without), (_, adapted) = (next(iter(self.client.complete([one], name))) for name in (None, self.adapter))
+        if without == adapted:
             raise EngineError(
                 f"the server at {self.client.url} answers with the adapter as without it: it does not know the layers "
                 f"that the adapter changes; set sampler to transformers in {FILE}"
             )
 
     def together(self, lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-        """All of them: the server keeps what it has read of a conversation by itself."""
+        """All conversations at once: the server itself caches what it has read of each."""
         yield list(range(len(lengths)))
 
     def sample(
@@ -112,7 +113,7 @@ class Engine(Sampler):
         progress: Callable[[], None] = lambda: None,
     ) -> list[Completion]:
         requests, times = [], Counter[str]()
-        for prompt, ids, room in zip(prompts, *self._asked(prompts, thinking, budget), strict=True):
+        for prompt, ids, room in zip(prompts, *self._encode_prompts(prompts, thinking, budget), strict=True):
             name = prompt.name
             own = seed_of(seed, name, times[name])
             requests.append(Request(name=name, ids=ids, budget=room, temperature=temperature, top_p=top_p, seed=own))
@@ -120,14 +121,14 @@ class Engine(Sampler):
         return [decode(self.tokenizer, one.ids, self.client.ends) for one in self.write(requests, progress)]
 
     def write(self, requests: Sequence[Request], progress: Callable[[], None] = lambda: None) -> list[Written]:
-        """The completion of each request, in order: what the journal has, and the rest from the server."""
+        """The completion of each request, in order: from the journal if it is there, else from the server."""
         found, keys = dict[int, Written](), dict[int, str]()
         if self.journal is not None:
             call = self.journal.call()
             for number, one in enumerate(requests):
                 keys[number] = digest((self.identity, call, number, asdict(one)))
-                if (held := self.journal.found.get(keys[number])) is not None:
-                    found[number] = Written(ids=tuple(held["ids"]), log_probabilities=tuple(held["logs"]))
+                if (entry := self.journal.found.get(keys[number])) is not None:
+                    found[number] = Written(ids=tuple(entry["ids"]), log_probabilities=tuple(entry["logs"]))
         rest = [number for number in range(len(requests)) if number not in found]
         for _ in found:
             progress()
@@ -145,9 +146,10 @@ def seed_of(*parts: object) -> int:
 
 
 def connect(task: str, settings: Vllm) -> Engine:
-    """The engine of a task's base: the server that machine.yaml names, or the one that `clinrl engine` started.
+    """Connect to the engine of a task's base: the server in machine.yaml, or the one that `clinrl engine` started.
 
-    Raises EngineError if there is none, or if it serves something else, ArtefactError as `bases.open_tokenizer`.
+    Raises EngineError if there is no server or if it serves something else, and ArtefactError as `bases.open_tokenizer`
+    does.
     """
     base = paths.base(task)
     tokenizer, config, ends, names = bases.open_tokenizer(base)
@@ -163,7 +165,7 @@ def connect(task: str, settings: Vllm) -> Engine:
 
 
 def _started(file: Path, start: str) -> tuple[str, str]:
-    """Address and key of the server that was started here last."""
+    """Address and key of the server that was last started on this machine."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return str(found["url"]), str(found["key"])

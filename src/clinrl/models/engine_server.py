@@ -1,7 +1,7 @@
 """`clinrl engine`: vLLM's own server, started so that exams and trainings may use it.
 
-It listens on this machine alone, behind a random key, and has the base's checkpoint at its pinned commit. vLLM never
-says which commit it serves, so the name that it serves it by is given here.
+The server accepts connections from this machine alone, needs a random key, and serves the base's checkpoint at its
+pinned commit. vLLM never reports which commit it serves, so the name of the served model includes the commit.
 """
 
 import json
@@ -21,15 +21,16 @@ from clinrl.models import bases
 from clinrl.models.engine import DTYPE, model_of
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM makes room for."""
+"""The maximum ranks that vLLM can be started with."""
 PROGRAM = Path(__file__).resolve().parents[3] / ".venv-vllm/bin/vllm"
-"""What `make vllm` installs, in the checkout that this code is in."""
+"""The program that `make vllm` installs in this checkout."""
 
 
 def stage(params: Params, name: str, port: int) -> None:
-    """Become the vLLM server of a task's base. Does not return.
+    """Replace this process by the vLLM server of a task's base. Does not return.
 
-    Raises Refused at the embedded scale, without vLLM or for too large adapters, ArtefactError without a base.
+    Raises Refused at the embedded scale, without vLLM or for adapters of too high a rank, and ArtefactError without a
+    base.
     """
     if params.scale != "full":
         raise Refused("vLLM serves hub checkpoints; set scale to full in params.yaml")
@@ -44,7 +45,7 @@ def stage(params: Params, name: str, port: int) -> None:
     key = secrets.token_urlsafe(32)
     file = paths.engine(name)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.rmtree(paths.engine_adapters(name), ignore_errors=True)  # of a server before, which has ended
+    shutil.rmtree(paths.engine_adapters(name), ignore_errors=True)  # left by an earlier server, which has ended
     write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
     environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     echo(f"serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it")
@@ -52,7 +53,7 @@ def stage(params: Params, name: str, port: int) -> None:
 
 
 def largest_rank(params: Params, task: str) -> int:
-    """Of the adapters above a task's base, those of blends among them."""
+    """The largest rank of the adapters of a task's versions and blends."""
     ranks = [params.lora(version).rank for version in params.versions_of(task)]
     blends = [blend for blend in params.merges.blends.values() if blend.task == task and blend.method == "cat"]
     ranks += [sum(params.lora(version).rank for version in blend.parts.values()) for blend in blends]
@@ -60,7 +61,7 @@ def largest_rank(params: Params, task: str) -> int:
 
 
 def arguments(base: Path, rank: int, port: int) -> list[str]:
-    """What `vllm` is called with, for adapters up to a rank. Raises Refused for one that vLLM has no room for."""
+    """The arguments of `vllm`, for adapters up to a rank. Raises Refused for a rank that vLLM does not support."""
     room = next((room for room in RANKS if room >= rank), None)
     if room is None:
         raise Refused(f"vLLM has no room for adapters of rank {rank}, at most {RANKS[-1]}")
@@ -79,15 +80,15 @@ def arguments(base: Path, rank: int, port: int) -> list[str]:
         "--load-format", "safetensors",
         "--max-model-len", str(min(window, settings.max_length)),
         "--gpu-memory-utilization", f"{settings.memory_share:g}",
-        "--generation-config", "vllm",  # and not the checkpoint's own temperature and penalties
-        "--logprobs-mode", "processed_logprobs",  # of the distribution that was drawn from, as a training needs them
+        "--generation-config", "vllm",  # not the checkpoint's own temperature and penalties
+        "--logprobs-mode", "processed_logprobs",  # training needs those of the distribution that was drawn from
         "--enable-prefix-caching",
         "--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2", "--max-cpu-loras", "2",
     ]  # fmt: skip
 
 
 def _config(folder: Path) -> Any:
-    """The configuration of a checkpoint. Raises Refused if transformers opens it as no causal language model."""
+    """The configuration of a checkpoint. Raises Refused if transformers cannot open it as a causal language model."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
 

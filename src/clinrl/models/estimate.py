@@ -1,7 +1,7 @@
-"""How much memory a model takes, from its config alone: its layers are made and run as shapes, without a number.
+"""The memory that a model takes, from its config alone: its layers are built and run as shapes, without any values.
 
-Weights, keys and values, and what a layer keeps for its backward pass are counted on torch's meta device. What kernels
-take on the way is estimated.
+Weights, keys and values, and what a layer keeps for its backward pass are counted on torch's meta device. The temporary
+memory of kernels is estimated.
 """
 
 import json
@@ -13,68 +13,68 @@ from clinrl.artifacts import canonical_json
 from clinrl.errors import Refused
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a number in 4 bits: a byte of scale for 64 of them, and four bytes for 256 scales."""
+"""Bytes of a number in 4 bits: 64 numbers share a scale of one byte, and 256 scales share four bytes."""
 GIB = 1 << 30
 """Bytes."""
 TRAINED = 8
-"""Bytes of a trained number and its gradient, in float32; the optimizer's moments come on top."""
+"""Bytes of a trained number and its gradient, in float32, without the optimizer's moments."""
 LOGIT = 10
-"""Bytes of a logit in a training step: itself, a copy, its gradient and what becomes of them in float32."""
+"""Bytes of a logit in a training step: itself, a copy, its gradient and their versions in float32."""
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 """Logits that TRL's fused head holds at once on a GPU (trl.kernels.chunked_logprob)."""
 SCORED_STATE = 8
-"""Bytes of a number that the last layer says of a scored token: itself, a copy, and its gradient in float32."""
+"""Bytes of a number in the last layer's output for a scored token: itself, a copy, and its gradient in float32."""
 PASSING = 3
-"""A layer that is only run holds about a third of what it keeps for a backward pass."""
+"""A layer that runs without a backward pass holds about a third of what it would keep for one."""
 SLACK, CPU_SLACK = 1.1, 1.6
-"""What comes and goes, by what is counted of it: on a GPU, what the allocator cannot use comes on top. On the CPU, a
-forward and backward pass of three embedded models took 0.9 to 1.6 of what is counted."""
+"""Factor from counted to real temporary memory. On a GPU it covers what the allocator cannot use. On the CPU, a forward
+and backward pass of three embedded models took 0.9 to 1.6 of what is counted."""
 SHORT, LONG = 64, 128
-"""Tokens of the two runs. Attention on the meta device keeps its scores, which no kernel does: so both are short."""
+"""Tokens of the two runs. Both are short, because attention on the meta device keeps its scores, as no kernel does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model's memory. Bytes, but for what is named otherwise."""
+    """A model's memory, in bytes unless a field says otherwise."""
 
     weights: int
     adapter: int
     """Numbers of its LoRA adapter."""
     unpacked: int
-    """Of its largest matrix, as it is computed with."""
+    """The largest matrix, unpacked from 4 bits for computing; 0 if the model is not in 4 bits."""
     kept: int
-    """A token's, between the layers: what checkpointing keeps."""
+    """A token's states between the layers, which gradient checkpointing keeps."""
     state: int
-    """Numbers of a token between two layers."""
+    """Numbers in a token's state between two layers."""
     layer: int
-    """A token's, within the widest layer, for its backward pass."""
+    """What the widest layer keeps of a token for its backward pass."""
     layers: int
-    """A token's, within all layers."""
+    """What all layers keep of a token for their backward passes."""
     token: int
     """A token's keys and values."""
     row: int
-    """What a row has besides them, whatever its length: the states of layers without keys."""
+    """What a row needs besides them, whatever its length: the states of layers without keys."""
     vocab: int
     """Words."""
     multiplied: int
-    """Numbers of the matrices that a token is multiplied with."""
+    """Numbers in the matrices that multiply a token."""
     packed: int
     """Those of them that are held in 4 bits."""
     depth: int
     """Layers."""
     widened: int
-    """Of a token that is only run: what the widest adapter adds to its matrix, twice in float32; 0 if all is float32,
-    where adapters lie in the weights meanwhile."""
+    """Extra memory of a token without a backward pass: the output of the widest adapted matrix, twice in float32; 0 if
+    all is float32, where adapters are merged into the weights."""
     is_tiled: bool
-    """Whether logits of a training are computed tile by tile, as on a GPU."""
+    """Whether a training computes its logits tile by tile, as on a GPU."""
     slack: float
-    """What comes and goes, by what is counted of it."""
+    """SLACK or CPU_SLACK."""
 
     def training(self, tokens: int, rows: int, scored: int, *, checkpointed: bool, moments: int = 8) -> int:
-        """A step beside the weights: so many rows of so many tokens, with the logits of so many tokens in all.
+        """Memory of a training step besides the weights: `rows` of `tokens` each, with `scored` tokens' logits in all.
 
-        adapter x (8 + moments) + slack x (rows x tokens x what is kept + logits x 10 + largest matrix). The logits are
-        scored x vocabulary, on a GPU those of a tile, beside scored x state x 8.
+        adapter x (8 + moments) + slack x (rows x tokens x what is kept + logits x 10 + largest matrix). There are
+        scored x vocabulary logits; on a GPU, the logits of one tile instead, plus scored x state x 8 bytes.
         """
         logits = scored * self.vocab * LOGIT
         if self.is_tiled:
@@ -83,27 +83,27 @@ class Size:
         return round(self.adapter * (TRAINED + moments) + self.slack * (moving + self.unpacked))
 
     def writing(self, prompt: int, tokens: int, rows: int) -> int:
-        """Completions beside the weights: so many rows, of so many tokens with their prompts.
+        """Memory of completions besides the weights: `rows` of `tokens` each, of which `prompt` are the prompt.
 
         slack x (rows x (tokens x keys and values + states + vocabulary x 10) + the prompts' pass + largest matrix). In
-        that pass an adapter's products are held beside those of its matrix, in float32, which no autocast narrows.
+        that pass an adapter's products stay in float32 beside those of its matrix, since autocast does not narrow them.
         """
         held = rows * (tokens * self.token + self.row + self.vocab * LOGIT)
         passing = self.layer // PASSING + self.widened
         return round(self.slack * (held + rows * prompt * passing + self.unpacked))
 
     def looking(self, tokens: int) -> int:
-        """Log-probabilities beside the weights: slack x (tokens x (vocabulary x 10 + a layer's pass) + a matrix)."""
+        """Memory of log-probabilities: slack x (tokens x (vocabulary x 10 + a layer's pass) + largest matrix)."""
         return round(self.slack * (tokens * (self.vocab * LOGIT + self.layer // PASSING) + self.unpacked))
 
 
 def measure(
     config: dict[str, Any], *, nf4: bool, half: bool, rank: int = 0, targets: str | tuple[str, ...] = ()
 ) -> Size:
-    """The size of the model of a config.json, with a LoRA adapter of a rank on some modules.
+    """The size of the model that a config.json describes, with a LoRA adapter of a rank on some modules.
 
-    `nf4`: matrices held in 4 bits; `half`: computed in bfloat16, otherwise in float32. Raises Refused for a config
-    that transformers has no decoder for.
+    `nf4`: matrices are held in 4 bits; `half`: computed in bfloat16, otherwise in float32. Raises Refused if
+    transformers has no decoder for the config.
     """
     try:
         return _measured(canonical_json(config), nf4, half, rank, targets)
@@ -164,7 +164,7 @@ def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tupl
 
 
 def _run(model: Any, place: int) -> tuple[int, int, int]:
-    """Run one layer: what a token keeps for the backward pass, its keys and values, and the states of a row."""
+    """Run one layer; return its bytes for a token's backward pass, for a token's keys and values, and for a row."""
     import torch
     from transformers import DynamicCache
 
@@ -182,7 +182,7 @@ def _run(model: Any, place: int) -> tuple[int, int, int]:
     def keep(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage  # held, so that no other storage takes its place
+            kept[storage._cdata] = storage  # a reference, so that no new storage gets the same address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -192,7 +192,7 @@ def _run(model: Any, place: int) -> tuple[int, int, int]:
 
 
 def _bytes(value: Any) -> int:
-    """Of all tensors in a value."""
+    """The size of all tensors in a value."""
     if isinstance(value, dict):
         return sum(map(_bytes, value.values()))
     if isinstance(value, list | tuple):

@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from clinrl.models.probabilities import Watch
 
 SHARED = "shared"
-"""The generation path of a recipe whose completions are written as `decoding.complete` does."""
+"""The generation path of a recipe whose completions are written by `decoding.complete`."""
 MAX_TOKENS = 32768
-"""Tokens in a padded batch of completions, prompts included, where nothing else is set."""
+"""Tokens in a padded batch of completions, prompts included, unless another limit is set."""
 HELD_OUT_TOKENS = 8192
-"""The same for log-probabilities of held-out cases."""
+"""Tokens in a padded batch of held-out cases, for their log-probabilities."""
 LOGITS_TOGETHER = 1 << 29
-"""Logits that these are computed from at once: 5 GiB, where a vocabulary is large."""
+"""Logits that are held at once for these log-probabilities: 5 GiB, where a vocabulary is large."""
 STEP = 16
-"""Tokens: widths of batches of one shape are multiples of it."""
+"""Tokens: the widths of `equal_batches` are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The turns so far, and the name to use when something is wrong with them."""
+    """The turns so far, and the name that error messages use for them."""
 
     name: str
     messages: Sequence[Message]
     ids: Sequence[int] | None = None
-    """Their token ids, where they are known; None: those of the turns as a prompt without tools."""
+    """Their token ids if known; None: the ids of the turns as a prompt without tools."""
     left: int | None = None
-    """Tokens that may still be written, where that is less than the budget of all."""
+    """Tokens that may still be written, if fewer than the budget of the call."""
 
 
 def window(model: "PreTrainedModel") -> int | None:
@@ -69,7 +69,7 @@ def equal_batches(lengths: Sequence[int], rows: int) -> Iterator[tuple[list[int]
     """Indices of prompts, shortest first, in batches of `rows`, and the width that each batch is padded to.
 
     A prompt's width follows from its own length, and the last batch of a width is filled up with repeats of its first
-    row. So each prompt is computed in one and the same shape, whatever it is computed beside.
+    row. So a prompt is always computed in the same shape, whichever prompts share its batch.
     """
     by_width: dict[int, list[int]] = {}
     for index, length in enumerate(lengths):
@@ -97,17 +97,17 @@ class Sampler:
     """Writes completions with `generate` of transformers, batched and left-padded, on the model's device.
 
     `max_tokens` bounds the padded size of a batch. The same prompts in the same order give the same completions. With
-    `rows`, all batches have so many rows, and then on the CPU the same prompt gets the same greedy completion beside
-    any others. With `shared` and without `rows`, completions are written as `decoding.complete` does. `scale` and
-    `place` say what to do where memory runs out: OutOfMemory is raised then.
+    `rows`, every batch has that many rows; on the CPU a prompt then gets the same greedy completion whichever prompts
+    share its batch. With `shared` and without `rows`, `decoding.complete` writes the completions. If memory runs out,
+    OutOfMemory names `place` and a remedy that suits `scale`.
     """
 
     identity: Mapping[str, str] = MappingProxyType({})
-    """Who samples, for manifests; empty at the embedded scale, where it is always the same."""
+    """The sampler's identity for manifests; empty at the embedded scale, where it is always the same."""
     can_watch = True
-    """Whether `watch` sees what is written."""
+    """Whether `watch` sees the scores of what is written."""
     journal: "Journal | None" = None
-    """Holds each batch that is written, and gives those that are there."""
+    """Records each batch that is written, and supplies the batches that it already holds."""
 
     def __init__(
         self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = MAX_TOKENS,
@@ -120,16 +120,16 @@ class Sampler:
         self._is_shared = shared and rows is None
         self._plays = False
         self._turn: Rows | None = None
-        """What the turn before has read and written, while conversations are played."""
+        """The rows of the previous turn, while conversations are played."""
         self.watch: Sequence[Watch] = ()
-        """They see the scores of each token, and change none."""
+        """Processors that see the scores of each token and change none."""
 
     def together(self, lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-        """Places of conversations that are played to their ends together, given the tokens of their openings.
+        """Yield places of conversations that are played to their ends together, given the tokens of their openings.
 
-        At full scale they are so few that what a turn has read and written is kept for the next, in memory: until the
-        next part is asked for, each call of `sample` goes on from the call before. It is so for models whose layers
-        keep keys and values. Otherwise all are one part, and each turn reads everything anew.
+        At full scale, for models whose layers keep keys and values, a part is so small that the rows of a turn stay in
+        memory for the next turn: until the next part is asked for, each call of `sample` continues the call before.
+        Otherwise all conversations are one part, and each turn reads everything again.
         """
         from clinrl.models.cache import is_plain
 
@@ -156,8 +156,8 @@ class Sampler:
     ) -> list[Completion]:
         """One completion a prompt, in the order of the prompts, of at most `budget` tokens each.
 
-        Greedy at temperature 0, otherwise sampled from the likeliest tokens that have `top_p` of the mass, and the same
-        for the same seed. `progress` is called once for each finished prompt. Raises DataError naming the prompt that
+        Greedy at temperature 0; otherwise sampled, reproducibly for a seed, from the likeliest tokens that hold `top_p`
+        of the probability. `progress` is called once for each finished prompt. Raises DataError naming the prompt that
         leaves no room for the budget.
         """
         import torch
@@ -165,7 +165,7 @@ class Sampler:
 
         from clinrl.models.decoding import folded
 
-        ids, _ = self._asked(prompts, thinking, budget)
+        ids, _ = self._encode_prompts(prompts, thinking, budget)
         lengths = [len(row) for row in ids]
         ends = end_tokens(self.model, self.tokenizer)
         choice = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
@@ -196,8 +196,10 @@ class Sampler:
             self.model.train(was_training)
         return [completion for completion in completions if completion is not None]
 
-    def _asked(self, prompts: Sequence[Prompt], thinking: bool, budget: int) -> tuple[list[Sequence[int]], list[int]]:
-        """Token ids of prompts, and how many may follow each. Raises DataError for one that leaves no room."""
+    def _encode_prompts(
+        self, prompts: Sequence[Prompt], thinking: bool, budget: int
+    ) -> tuple[list[Sequence[int]], list[int]]:
+        """Token ids of prompts, and how many tokens may follow each. Raises DataError for one that leaves no room."""
         ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
         rooms = [budget if prompt.left is None else min(budget, prompt.left) for prompt in prompts]
         check_room([prompt.name for prompt in prompts], list(map(len, ids)), rooms, self.window)
@@ -206,7 +208,7 @@ class Sampler:
     def _written(
         self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig", *place: object
     ) -> list[list[int]]:
-        """`_write`, or what the journal has in its place: tokens, what was watched, and where to draw on from."""
+        """The result of `_write` or, from the journal, its tokens; then watches and generators are restored as well."""
         if self.journal is None:
             return self._write(rows, width, config)
         from clinrl.models import journal
@@ -258,7 +260,7 @@ class Sampler:
         return encode(self.tokenizer, [render(self.tokenizer, messages, thinking, tools)])[0]
 
     def opens(self, thinking: bool) -> bool:
-        """Whether a prompt opens the think block of what is written."""
+        """Whether a prompt opens the think block of its completion."""
         return opens(self.tokenizer, thinking)
 
     def after(self, found: Sequence[Message], thinking: bool) -> list[int]:
@@ -266,5 +268,5 @@ class Sampler:
         return encode(self.tokenizer, [results(self.tokenizer, found, thinking)])[0]
 
     def cut(self, completion: Completion, tokens: int) -> Completion:
-        """The first so many tokens of a completion that has more."""
+        """The first `tokens` tokens of a completion that has more."""
         return decode(self.tokenizer, completion.ids[:tokens], ())

@@ -1,6 +1,6 @@
 """Checkpoints of the Hugging Face hub: the commit behind a revision, and the files of a commit.
 
-A commit that is in the local cache needs no network. Whatever goes wrong is told in one sentence that says what to do.
+A commit that is in the local cache needs no network. Every failure becomes one sentence that says what to do.
 """
 
 import errno
@@ -15,7 +15,7 @@ from clinrl.artifacts import sha256_file
 from clinrl.errors import Refused, mask
 
 COMMIT = pattern(r"[0-9a-f]{40}")
-"""A commit of the hub. A branch or a tag may be moved by whoever owns the repository."""
+"""A commit of the hub. A branch or a tag is no pin: the repository's owner can move it."""
 CONFIGS = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "video_preprocessor_config.json", "LICENSE", "LICENSE.txt", "NOTICE",
@@ -33,7 +33,7 @@ KEPT = "start the same command again: what was fetched is kept"
 
 
 def commit_of(repo: str, revision: str) -> str:
-    """The commit behind a revision. One that the cache has is not asked for. Raises Refused if the hub names none."""
+    """The commit behind a revision; for a cached commit no hub is asked. Raises Refused if the hub names none."""
     from huggingface_hub import HfApi, constants
 
     with _refused(repo, revision):
@@ -61,7 +61,7 @@ def fetch(repo: str, commit: str) -> Path:
                 return folder
         except LocalEntryNotFoundError:
             pass
-        # The download keeps silent about a hub that it cannot ask, where the cache has a part of the commit.
+        # Fail if the hub cannot be reached: the download is silent about that where the cache has a part of the commit.
         next(iter(HfApi().list_repo_tree(repo, revision=commit)), None)
         folder = Path(snapshot_download(repo, revision=commit, allow_patterns=WANTED))
     _check(repo, folder)
@@ -69,7 +69,7 @@ def fetch(repo: str, commit: str) -> Path:
 
 
 def cached_config(repo: str, revision: str) -> Path | None:
-    """The config.json of a checkpoint in a folder here, or of the hub where the cache has it. Asks no hub."""
+    """The config.json of a checkpoint in a local folder or in the hub's cache, without a request to the hub."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(repo).is_dir():
@@ -80,7 +80,7 @@ def cached_config(repo: str, revision: str) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether weights are there, and each part that an index names: not every cache has a list of a commit's files."""
+    """Whether a folder has weights and each part that an index names: not every cache lists the files of a commit."""
     held = {file.name for file in folder.glob("model*.safetensors") if file.is_file()}
     try:
         indices = [json.loads(index.read_bytes()) for index in folder.glob("model*.safetensors.index.json")]
@@ -90,7 +90,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _check(repo: str, folder: Path) -> None:
-    """Refuse files that were just fetched and are not those of the commit. The hub calls weights by their SHA-256."""
+    """Refuse fetched files that are not those of the commit. The cache names weights by the hub's SHA-256 of them."""
     weights = sorted(folder.glob("model*.safetensors"))
     if not weights:
         raise Refused(f"{repo} holds no model*.safetensors, and other weights are never opened; choose one that does")
@@ -103,24 +103,24 @@ def _check(repo: str, folder: Path) -> None:
 
 
 def _cached(repo: str) -> list[str]:
-    """The commits of which the cache has files."""
+    """The commits that have files in the cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "snapshots"
     try:
         return sorted(path.name for path in folder.iterdir())
-    except OSError:  # there is none, or it may not be read
+    except OSError:  # there is no cache, or it cannot be read
         return []
 
 
 @contextmanager
 def _refused(repo: str, revision: str) -> Iterator[None]:
-    """Raise Refused, in one sentence, for whatever the hub's library raises in this block."""
+    """Turn every error of the hub's library in this block into Refused with one sentence."""
     try:
         yield
-    except Exception as error:  # of httpx2, of Xet, which says RuntimeError, of a cache, of a page that is no answer
-        # The library says of a cache that has not all files why it could not ask the hub.
+    except Exception as error:  # from httpx2, Xet (a RuntimeError), the cache, or a page that is no answer
+        # If the cache lacks files, the cause is the reason why the library could not ask the hub.
         cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
         raise Refused(_sentence(cause, repo, revision)) from error
 
@@ -129,15 +129,15 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
     from huggingface_hub import constants, errors, get_token
 
     if isinstance(error, errors.HFValidationError):
-        return f"{repo!r} is no name of a repository of the hub, such as Qwen/Qwen3.5-9B; correct it in params.yaml"
+        return f"{repo!r} is not the name of a hub repository, such as Qwen/Qwen3.5-9B; correct it in params.yaml"
     name, token = f"{repo}@{revision[:12] if COMMIT.fullmatch(revision) else revision}", get_token()
     page, cached = f"{mask(constants.ENDPOINT)}/{repo}", _cached(repo)
     instead = f"set `revision` to a commit that the cache has ({', '.join(cached) or 'none'})"
     if isinstance(error, errors.OfflineModeIsEnabled):
         if revision in cached:
-            return f"the cache has a part of {name} only, and HF_HUB_OFFLINE forbids to fetch the rest; unset it once"
+            return f"the cache has only a part of {name}, and HF_HUB_OFFLINE forbids fetching the rest; unset it once"
         return (
-            f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; {instead}, or unset HF_HUB_OFFLINE"
+            f"{name} is not in the cache, and HF_HUB_OFFLINE forbids asking the hub; {instead}, or unset HF_HUB_OFFLINE"
         )
     if isinstance(error, errors.GatedRepoError):
         if token:
@@ -177,15 +177,15 @@ def _answered(error: BaseException, repo: str, name: str) -> str:
     assert isinstance(error, errors.HfHubHTTPError)
     status, token = error.response.status_code, get_token()
     if isinstance(error, errors.EntryNotFoundError):
-        return f"the hub lists a file of {name} that it has not ({status}); try later, or set another `revision`"
+        return f"the hub lists a file of {name} that it does not have ({status}); try later, or set another `revision`"
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-        reader = "the account of HF_TOKEN" if token else "whoever has no HF_TOKEN"
+        reader = "the account of HF_TOKEN" if token else "requests without HF_TOKEN"
         return f"the hub has no {repo}, or hides it from {reader}; check its name in params.yaml"
     if status in (401, 403):
         asker = "HF_TOKEN" if token else "requests without HF_TOKEN"
         return f"the hub refuses {asker} for {repo} ({status}); set HF_TOKEN to a valid token that may read it"
     if status == 407:
-        return f"the proxy asks who you are ({status}); set HTTPS_PROXY to http://user:password@host:port"
+        return f"the proxy asks for a login ({status}); set HTTPS_PROXY to http://user:password@host:port"
     if status == 429:
         return f"the hub has had too many requests ({status}); wait some minutes, set HF_TOKEN for more, then {KEPT}"
     return f"the hub failed at {name} ({status}); try later, and {KEPT}"

@@ -1,7 +1,7 @@
-"""What a model has written so far of something long: a killed exam goes on from it, to the same bytes.
+"""A journal of what a model has written so far, from which a killed exam resumes, to the same bytes.
 
-A line holds one unit of work, a batch or a request, by the digest of what was asked. Lines are only added, and one that
-a kill cut short is passed over. The folder is private, outside of DVC's outputs, and removed in the end.
+A line holds one unit of work, a batch or a request, under the digest of the request. Lines are only added, and a line
+that a kill cut short is ignored. The folder is private, outside of DVC's outputs, and removed in the end.
 """
 
 import base64
@@ -22,28 +22,28 @@ FILE = "completions.jsonl"
 
 
 class Journal:
-    """The units of one run, which the name of its folder stands for: whatever else they depend on is in that name."""
+    """The units of one run. The folder's name must depend on everything that the digests of units leave out."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         entries = whole_lines(folder / FILE)
         self.found = {entry["asked"]: entry for entry in entries if isinstance(entry.get("asked"), str)}
-        """Each by the digest of what was asked."""
+        """The units by the digests of their requests."""
         self._part, self._calls = "", 0
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
 
     def begin(self, part: str) -> None:
-        """Count calls anew, for a part of the run that other processes may share with this one."""
+        """Count calls from 0 again, for a part of the run. The parts of a run may be shared among processes."""
         self._part, self._calls = part, 0
 
     def call(self) -> list[str | int]:
-        """Part and number of this call for completions. A part makes the same calls in the same order, by whomever."""
+        """Part and number of this call for completions. Every process makes a part's calls in the same order."""
         self._calls += 1
         return [self._part, self._calls]
 
     def put(self, asked: str, **entry: Any) -> None:
-        """Add a unit, at once: the forks of a stage write into one file, and a line in pieces could hold another."""
+        """Add a unit in one write: the forks of a stage share the file, and lines in pieces could be mixed."""
         # A line end comes first: a kill may have cut the line before short.
         line = b"\n" + json.dumps({"asked": asked, **entry}, separators=(",", ":")).encode()
         target = os.open(self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -54,12 +54,12 @@ class Journal:
             os.close(target)
 
     def remove(self) -> None:
-        """Delete it: what it was for is finished."""
+        """Delete the journal, once its run is finished."""
         shutil.rmtree(self.folder)
 
 
 def generators(device: "torch.device") -> list[str]:
-    """The state of the generators of random numbers that a model on a device draws from, as text."""
+    """The states of the random generators that a model on a device draws from, as text."""
     import torch
 
     states = [torch.get_rng_state()]
@@ -69,7 +69,7 @@ def generators(device: "torch.device") -> list[str]:
 
 
 def restore(states: Sequence[str], device: "torch.device") -> None:
-    """Draw on from where `generators` was asked."""
+    """Set the random generators to states that `generators` returned."""
     import torch
 
     first, *rest = [torch.tensor(list(base64.b64decode(state)), dtype=torch.uint8) for state in states]

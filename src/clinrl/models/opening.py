@@ -1,6 +1,6 @@
-"""Models and adapters that somebody else may have made: opened, or refused in one sentence.
+"""Open models and adapters that somebody else may have made, or refuse them in one sentence.
 
-What libraries raise on a damaged or a hostile file is of any kind; here it becomes a refusal that names the folder.
+Libraries raise errors of any kind for a damaged or hostile file. Here they become a refusal that names the folder.
 """
 
 import json
@@ -18,7 +18,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 KIND = "LORA"
 PREFIX = "base_model.model."
-"""What PEFT puts before the name of a module."""
+"""The prefix that PEFT puts before the name of a module."""
 READ = {
     "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern",
     "use_rslora",
@@ -31,18 +31,18 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 """Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and their like subtract from them."""
+"""Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and others subtract from them."""
 
 
 @contextmanager
 def refused(folder: Path | str, what: str) -> Iterator[None]:
-    """Raise ArtefactError, naming the folder, for whatever a library raises in this block. A full disk stays one."""
+    """Turn a library's error in this block into an ArtefactError that names the folder; a full disk or memory stays."""
     try:
         yield
     except Refused:
         raise
-    except Exception as error:  # each library has kinds of its own, and a hostile file meets any of them
-        if memory.is_exhausted(error):  # which says nothing of the file
+    except Exception as error:  # a hostile file can make each library raise any of its own errors
+        if memory.is_exhausted(error):  # not the file's fault
             raise
         if isinstance(error, OSError) and error.errno in REFUSALS:
             raise
@@ -54,10 +54,10 @@ def refused(folder: Path | str, what: str) -> Iterator[None]:
 
 
 def adapted(model: Any, folder: Path, *, is_trainable: bool = False, name: str = "default") -> Any:
-    """A model with the LoRA adapter of a folder on it, under a name and beside those that it has already.
+    """Add the LoRA adapter in a folder to a model, under a name, beside the adapters that the model already has.
 
-    Raises ArtefactError if the folder holds no LoRA adapter, if it does not fit the model, or if a weight is no finite
-    number: such an adapter answers nothing, and takes its time for that. Raises Refused as `check_effect`.
+    Raises ArtefactError if the folder holds no LoRA adapter, if it does not fit the model, or if a weight is not
+    finite: with such an adapter a model gives no answer, slowly. Raises Refused as `check_effect` does.
     """
     check(folder)
     with refused(folder, "adapter"):
@@ -68,15 +68,17 @@ def adapted(model: Any, folder: Path, *, is_trainable: bool = False, name: str =
         try:
             model.load_adapter(str(folder), adapter_name=name)
         except Exception:
-            if name in model.peft_config:  # a part of it may be there
+            if name in model.peft_config:  # a part of it may have been added
                 model.delete_adapter(name)
             raise
         return model
 
 
 def check(folder: Path) -> None:
-    """Raise ArtefactError if a folder holds no LoRA adapter of finite weights, and Refused as `check_effect`. Needs no
-    model, so it comes first."""
+    """Raise ArtefactError if a folder holds no LoRA adapter of finite weights, and Refused as `check_effect` does.
+
+    No model is needed, so this check comes first.
+    """
     import torch
     from safetensors import safe_open
 
@@ -93,11 +95,11 @@ def check(folder: Path) -> None:
             check_effect(folder, config, tensors.keys())
             for name in tensors.keys():  # noqa: SIM118  it is no mapping
                 if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
-                    raise ValueError(f"tensor {name[:80]} holds what is no finite number")
+                    raise ValueError(f"tensor {name[:80]} holds a value that is not finite")
 
 
 def check_effect(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]) -> None:
-    """Raise Refused for an adapter that changes more than the products of its factors, or otherwise.
+    """Raise Refused for an adapter that does more than add the products of its factors to linear layers.
 
     PEFT would write such a change into the base, which other adapters share; and no merge would be exact.
     """
@@ -123,13 +125,13 @@ def check_effect(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
 
 
 def factor_of(tensor: str) -> tuple[str, str] | None:
-    """The module that a tensor of an adapter is a factor of, and which: A or B. None for any other tensor."""
+    """The module and the factor, A or B, that an adapter's tensor belongs to; None for any other tensor."""
     found = re.fullmatch(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight", tensor)
     return None if found is None else (found[1], found[2])
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise ArtefactError if a folder could have a library read other files than the weights and settings in it.
+    """Raise ArtefactError if a folder could make a library read other files than the weights and settings in it.
 
     transformers follows an adapter's configuration to another base, and an index to a file of any name.
     """
@@ -145,10 +147,10 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def skeleton(checkpoint: Path, stored: Iterable[str]) -> tuple[Any, dict[str, str]]:
-    """The model of a checkpoint without weights, and by the name of each of its tensors what the checkpoint calls it.
+    """The model of a checkpoint, without weights, and a map from its tensors' names to those in the checkpoint.
 
-    A checkpoint with images calls the tensors of its text part otherwise; transformers knows how. Left out are tensors
-    that are none of `stored`, the checkpoint's own names.
+    A checkpoint with images has other names for the tensors of its text part; transformers knows them. Tensors are left
+    out if they are not in `stored`, the checkpoint's own names.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -170,10 +172,10 @@ def skeleton(checkpoint: Path, stored: Iterable[str]) -> tuple[Any, dict[str, st
     return model, names
 
 
-def respelt(adapter: Path, names: Mapping[str, str], out: Path) -> None:
-    """Write an adapter whose modules are called as the tensors of a checkpoint are, into a folder that is there.
+def rename_modules(adapter: Path, names: Mapping[str, str], out: Path) -> None:
+    """Copy an adapter to the existing folder `out`, with its modules renamed after the tensors of a checkpoint.
 
-    `names` are those of `skeleton`. Raises ArtefactError for a module that the checkpoint does not have.
+    `names` is the map that `skeleton` returns. Raises ArtefactError for a module that the checkpoint does not have.
     """
     from safetensors.torch import load_file, save_file
 
@@ -188,6 +190,6 @@ def respelt(adapter: Path, names: Mapping[str, str], out: Path) -> None:
         save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
         config = json.loads((adapter / CONFIG).read_bytes())
         targets = config.get("target_modules")
-        if isinstance(targets, list):  # ends of names, or whole ones
+        if isinstance(targets, list):  # ends of names, or whole names
             config["target_modules"] = [stored(one) if f"{one}.weight" in names else one for one in targets]
         write_json(out / CONFIG, config)

@@ -1,7 +1,7 @@
-"""Builds the embedded models: real causal language models of about a million parameters, from nothing, on the CPU.
+"""Build the embedded models: real causal language models of about a million parameters, from scratch, on the CPU.
 
-A base learns rendered cases of the `base` pool in both modes. Each label is that of a reader who forgets every rule
-with probability `forget`, so the base reads well, knows the format, and has that share of the medicine left to learn.
+A base learns rendered cases of the `base` pool in both modes. Each answer is by a reader who forgets every rule with
+probability `forget`, so the base reads well, knows the format, and has that share of the medicine left to learn.
 A judge learns the lessons of its task.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from clinrl.config.base import check_known
 from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
 from clinrl.errors import Refused
-from clinrl.models.chat import Example, Piece, encoded, spelt
+from clinrl.models.chat import Example, Piece, encode_pieces, to_pieces
 from clinrl.models.checkpoints import latest_checkpoint, seal_checkpoint
 from clinrl.models.rollout import schemas
 from clinrl.runtime.determinism import settle
@@ -23,7 +23,7 @@ from clinrl.tasks.base import Task
 from clinrl.types import Case
 
 Text = Sequence[Piece]
-"""What a model learns: a prompt as it is given it, what it should write, with the end of the turn, and so on."""
+"""A text to learn: the prompt that a model is given, the turn that it should write with its end, and so on."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ LLAMA = Marks(
 )
 
 TOKENIZER_TEXTS = 3000
-"""Rendered texts that the vocabulary is learned from; more changes nothing but the time."""
+"""Rendered texts from which the vocabulary is learned; more texts only take more time."""
 
 WINDOW = 50
 """Steps whose texts are sorted by length together."""
@@ -76,7 +76,7 @@ def build(task: Task, spec: EmbeddedBase, out: Path, scratch: Path) -> None:
 
 
 def build_judge(task: Task, name: str, spec: EmbeddedJudge, out: Path, scratch: Path) -> None:
-    """Write tokenizer and trained weights of a judge to `out`; as `build`.
+    """Write tokenizer and trained weights of a judge to `out`, as `build` does.
 
     Raises Refused if the task has no lessons for it.
     """
@@ -91,7 +91,7 @@ def teach(spec: Embedded, texts: Sequence[Text], marks: Marks, template: str | N
     """Learn a vocabulary from the texts, train a model on them, and write both to `out`."""
     settle(spec.seed)
     tokenizer = _tokenizer(spec.vocab, texts, marks, template)
-    examples = encoded(tokenizer, texts)
+    examples = encode_pieces(tokenizer, texts)
     model = _model(spec, tokenizer, max(len(ids) for ids, _ in examples))
     _train(model, spec, _ordered(examples, spec), tokenizer.pad_token_id, scratch)
     model.save_pretrained(out)
@@ -99,12 +99,12 @@ def teach(spec: Embedded, texts: Sequence[Text], marks: Marks, template: str | N
 
 
 def corpus(task: Task, spec: EmbeddedBase, **edition: Any) -> Iterator[Case]:
-    """The cases that a base learns from; with `edition`, the same patients labelled by that one alone."""
+    """The cases that a base learns from; with `edition`, the same patients labelled by that edition alone."""
     return task.cases(spec.cases, spec.seed, pool="base", mix="reporting", **edition)
 
 
 def _texts(task: Task, spec: EmbeddedBase, marks: Marks, template: str) -> list[Text]:
-    """Each case, rendered, with what a forgetful reader does; modes alternate."""
+    """Each case rendered with the transcript of a forgetful reader; the modes alternate."""
     from tokenizers import Tokenizer, models
 
     blank = _wrapped(Tokenizer(models.BPE()), marks, template)  # rendering needs the template alone
@@ -116,7 +116,7 @@ def _texts(task: Task, spec: EmbeddedBase, marks: Marks, template: str) -> list[
         omit = frozenset(rule for rule in task.checks.rules if not careful and rng.random() < spec.forget)
         thinking = index % 2 == 0
         done = task.gold(case, thinking=thinking, omit=omit)
-        texts.append(spelt(blank, task.prompt(case.facts), done, thinking, tools, marks.end))
+        texts.append(to_pieces(blank, task.prompt(case.facts), done, thinking, tools, marks.end))
     return texts
 
 
@@ -169,7 +169,7 @@ def _wrapped(backend: Any, marks: Marks, template: str | None) -> Any:
 
 
 def shape(spec: Embedded, vocab: int) -> dict[str, Any]:
-    """The fields of a config.json that say what a model is made of."""
+    """The fields of a config.json that define a model's architecture."""
     return {
         "vocab_size": vocab, "hidden_size": spec.hidden, "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
@@ -240,7 +240,7 @@ def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: P
 
     def collate(batch: list[Example]) -> dict[str, Any]:
         ids = [torch.tensor(ids) for ids, _ in batch]
-        weights = [torch.tensor([1.0 if mine else spec.prompt_weight for mine in own]) for _, own in batch]
+        weights = [torch.tensor([1.0 if is_own else spec.prompt_weight for is_own in own]) for _, own in batch]
         return {
             "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
             "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),

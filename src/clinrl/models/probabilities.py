@@ -1,6 +1,6 @@
 """The probabilities that a model gives the answers of a task, at the place of the answer in its own transcript.
 
-They are kept while the transcript is written: to read a prompt again takes up to a third of an exam on a CPU.
+They are kept while the transcript is written: reading the prompts again takes up to a third of an exam on a CPU.
 """
 
 import re
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 class Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Keeps the probabilities of the answers after each token that may end the answer's prefix, while a model writes.
 
-    Nothing is kept, and so no threshold reported, where an answer is not one token of the tokenizer.
+    Nothing is kept, and so no threshold is reported, if an answer is not a single token of the tokenizer.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", ordered: Ordered) -> None:
         texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
         prefix, answers = ordered.prefix, [str(answer) for answer in ordered.answers]
         ends = [token for token, text in enumerate(texts) if text and (text.endswith(prefix) or prefix.endswith(text))]
-        # As it is written: a vocabulary may hold the same text as a bare byte too.
+        # The token as the tokenizer writes it after the prefix: a vocabulary may also hold its text as a bare byte.
         words = [ids[-1] for ids in encode(tokenizer, [prefix + answer for answer in answers])]
         are_words = [texts[word] for word in words] == answers
         self.tokenizer, self.prefix = tokenizer, prefix
         self.words = words if are_words else []
         self.ends = torch.tensor(ends if are_words else [])
         self.kept: dict[str, tuple[float, ...]] = {}
-        """By the text of the prompt and of the turn so far; given that it is one of the answers, so they sum to 1."""
+        """Probabilities by the text of prompt and turn so far, given that an answer follows: they sum to 1."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores (B, V) as they are, given the tokens before them (B, T), padding anywhere."""
+        """Return the scores (B, V) unchanged; `input_ids` are the tokens before them (B, T), with padding anywhere."""
         for row in torch.isin(input_ids[:, -1], self.ends.to(input_ids)).nonzero()[:, 0]:
             tokens = input_ids[row][input_ids[row] != self.tokenizer.pad_token_id].tolist()
             self.kept[self._text(tokens)] = tuple(scores[row, self.words].double().softmax(-1).tolist())
         return scores
 
     def take(self) -> dict[str, tuple[float, ...]]:
-        """What was kept so far, which is then forgotten."""
+        """Return the probabilities kept so far, and forget them."""
         kept, self.kept = self.kept, {}
         return kept
 
     def read(
         self, task: Task, cases: Sequence[Case], graded: Sequence[Graded], *, thinking: bool
     ) -> list[tuple[float, ...] | None]:
-        """The probability of each ordered answer, a row a case, in order.
+        """The probabilities of the ordered answers, one row a case.
 
-        None where the answer is unreadable, or stands on no line that is the prefix and the answer to the letter.
+        None where the answer is unreadable, or where no line begins with exactly the prefix and the answer.
         """
         prompts = [render(self.tokenizer, task.prompt(case.facts), thinking) for case in cases]
         texts = [self._before(line, thinking) for line in graded]

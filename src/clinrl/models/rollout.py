@@ -1,6 +1,6 @@
 """From cases to transcripts: a model answers a case, or plays it with the tools of its environment.
 
-A sampler knows nothing of medicine; `run` joins it to a task.
+A sampler knows nothing of medicine; `run` connects it to a task.
 """
 
 import inspect
@@ -25,7 +25,7 @@ def run(
 ) -> list[Transcript]:
     """One transcript a case, in the order of the cases, in one mode. `budget`: tokens of all turns together.
 
-    Of an episode, a turn may use `mode.turn_tokens` of them, and the sampler says which are played together.
+    A turn of an episode may use `mode.turn_tokens` of them. The sampler chooses which episodes are played together.
     """
     if task.episodes is not None:
         prompts = [task.prompt(case.facts) for case in cases]
@@ -63,10 +63,9 @@ def _converse(
 ) -> None:
     """Play episodes to their ends: the model's turns and the results of their calls, until a turn makes no call.
 
-    An episode also ends after `max_turns`, where the budget leaves no room for results or for more of a turn, and where
-    a turn has the most tokens that the mode allows one, and no end.
-    Calls whose results the model could not read any more are not made: no result follows them. Results that fill the
-    budget to the last token end the episode, as in TRL's loop.
+    An episode also ends after `max_turns`, if the budget has no room for the results or for more of a turn, and if a
+    turn reaches the mode's limit for one turn without an end. The calls of a last turn are not made. Results that
+    exceed the budget are left out, and results that fill it to the last token end the episode, as in TRL's loop.
     """
     most = min(mode.turn_tokens or budget, budget)
     for turn in range(max_turns):
@@ -137,10 +136,10 @@ def tools(environment: Any) -> dict[str, Callable[..., Any]]:
 
 
 def act(environment: Any, call: Call) -> Message:
-    """Make a call; the turn with its result.
+    """Make a call and return the turn with its result.
 
-    A tool that does not exist, or not with these arguments, has the result that TRL gives: an error for the model to
-    read. Whatever else a tool raises is a fault of the environment and is raised.
+    If the tool does not exist or does not take these arguments, the result is the one that TRL gives: an error for the
+    model to read. Any other error of a tool is a fault of the environment and is raised.
     """
     tool = tools(environment).get(call.name)
     if tool is None:

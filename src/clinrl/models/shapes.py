@@ -1,6 +1,6 @@
 """The shapes of checkpoints that the recipes name, for an estimate before their configs are in the hub's cache.
 
-They are copies. Where the cache has a checkpoint's own config.json, that one counts.
+They are copies. If the cache has a checkpoint's own config.json, that one is used instead.
 """
 
 from collections.abc import Mapping
@@ -34,4 +34,4 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16, "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""Repository to what of its config.json decides memory."""
+"""By repository, the fields of its config.json that determine memory."""

@@ -1,8 +1,8 @@
-"""How long a training takes, reckoned from three rates of a device; nothing is trained for it.
+"""The time that a training takes, estimated from three rates of a device, without training anything.
 
-Completions are written token by token, and each token reads all weights, so that memory bounds them, or the time that
-kernels take to be started. A loss multiplies, so that arithmetic bounds it. `python -m clinrl.models.step_time` prints
-the rates of this machine, in a process of its own, which leaves no memory of a GPU in use.
+Completions are written token by token, and each token reads all weights, so memory or the start of kernels bounds them.
+A loss multiplies matrices, so arithmetic bounds it. `python -m clinrl.models.step_time` prints the rates of this
+machine. It is a process of its own, so that no GPU memory stays in use.
 """
 
 import json
@@ -23,21 +23,21 @@ from clinrl.models import needs
 from clinrl.runtime.gpus import Gpu
 
 PROBE_S = 0.3
-"""Seconds that each of the three rates is measured."""
+"""Seconds for which each of the three rates is measured."""
 LIMIT_S = 120
-"""Seconds that a process has to measure them all; to start CUDA and to import torch takes most."""
+"""Seconds that a process has to measure all rates; starting CUDA and importing torch take most of them."""
 REACHED = 0.5
-"""Share of the measured rates that a training reaches: assumed."""
+"""Assumed share of the measured rates that a training reaches."""
 KERNELS = 500
-"""What a pass of a layer with its adapter costs, in starts of a kernel: measured on an H200, where a model of 8 billion
-numbers in 4 bits wrote 64 tokens of 64 rows in 12.3 s. What Python does between the kernels is in it."""
+"""Cost of a pass of a layer with its adapter, in starts of a kernel: measured on an H200, where a model of 8 billion
+numbers in 4 bits wrote 64 tokens of 64 rows in 12.3 s. It includes Python's work between the kernels."""
 UNPACKED = 4
-"""Bytes that are written and read for a number in 4 bits, whenever it is computed with."""
+"""Bytes that are written and read for a number in 4 bits each time it is unpacked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device can do."""
+    """The three rates of a device."""
 
     device: str
     operations_per_s: float
@@ -46,7 +46,7 @@ class Rates:
     """Read and written in memory."""
     kernel_start_s: float
     source: str = "measured"
-    """Where the numbers are from."""
+    """Where the rates come from."""
 
     def __str__(self) -> str:
         return (
@@ -62,11 +62,11 @@ class Times:
     task: str
     name: str
     sampling_s: float
-    """Before the first step: of rejection sampling."""
+    """Rejection sampling, before the first step."""
     generation_s: float
-    """Of a step."""
+    """Generation in one step."""
     loss_s: float
-    """Of a step, forward and backward."""
+    """Forward and backward pass of one step."""
     steps: int
 
     @property
@@ -78,11 +78,12 @@ class Times:
         return self.sampling_s + self.steps * self.step_s
 
 
-def reckon(params: Params, version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1) -> Times:
-    """What the training of a version takes at these rates. Judges and held-out looks are not counted.
+def estimate_times(
+    params: Params, version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1
+) -> Times:
+    """The time that the training of a version takes at these rates, without judges and held-out cases.
 
-    `gpus`: among so many the rows of a step are divided, at no cost. Raises Refused if the shape of its base is not
-    known.
+    `gpus`: the rows of a step are divided among so many, at no cost. Raises Refused if the base's shape is not known.
     """
     load = needs.workload(params, version, machine, is_gpu=is_gpu)
     assert load.training is not None
@@ -90,7 +91,7 @@ def reckon(params: Params, version: str, machine: Machine, rates: Rates, *, is_g
     training = replace(load.training, **each)
     written = _writing(load, training, rates) if training.sampled else 0.0
     is_grpo = training.method == "grpo"
-    passes = 3 if params.scale == "full" else 2  # checkpointing computes what it did not keep a second time
+    passes = 3 if params.scale == "full" else 2  # checkpointing repeats the forward pass of what it did not keep
     passes += int(training.beta > 0)
     tokens = training.sequences * (load.prompt + training.written)
     arithmetic = passes * 2 * load.policy.multiplied * tokens / rates.operations_per_s / REACHED
@@ -106,7 +107,7 @@ def reckon(params: Params, version: str, machine: Machine, rates: Rates, *, is_g
 
 
 def _writing(load: needs.Workload, training: needs.Training, rates: Rates) -> float:
-    """Seconds for the completions of a step: per token the slower of memory and arithmetic, and what starts kernels."""
+    """Seconds for the completions of a step: per token the slower of memory and arithmetic, plus kernel starts."""
     policy, rows = load.policy, min(training.together, training.sampled)
     held = rows * ((load.prompt + training.written / 2) * policy.token + policy.row)
     memory = (policy.weights + UNPACKED * policy.packed + held) / rates.bytes_per_s
@@ -117,12 +118,12 @@ def _writing(load: needs.Workload, training: needs.Training, rates: Rates) -> fl
 
 
 def slowest(params: Params, names: Sequence[str], machine: Machine, rates: Rates, *, is_gpu: bool) -> list[Times]:
-    """Of each task, the training that takes longest; none of a base, or above a checkpoint of no known shape."""
+    """For each task, the training that takes longest. Bases and checkpoints of unknown shape are left out."""
     found: dict[str, Times] = {}
     for name in names:
         if name in params.versions:
             try:
-                times = reckon(params, name, machine, rates, is_gpu=is_gpu)
+                times = estimate_times(params, name, machine, rates, is_gpu=is_gpu)
             except Refused:
                 continue
             if times.task not in found or times.all_s > found[times.task].all_s:
@@ -130,8 +131,8 @@ def slowest(params: Params, names: Sequence[str], machine: Machine, rates: Rates
     return list(found.values())
 
 
-def tell(params: Params, version: str, machine: Machine) -> None:
-    """Say on stderr what a training at full scale will take, before it starts; nothing at the embedded scale."""
+def announce(params: Params, version: str, machine: Machine) -> None:
+    """Print on stderr how long a training at full scale will take, before it starts; nothing at the embedded scale."""
     if params.scale == "embedded":
         return
     gpu = needs.room(machine).gpu
@@ -139,7 +140,7 @@ def tell(params: Params, version: str, machine: Machine) -> None:
     text = "what a step takes cannot be reckoned here; the training starts all the same"
     with suppress(Refused):
         if rates is not None:
-            times = reckon(params, version, machine, rates, is_gpu=gpu is not None)
+            times = estimate_times(params, version, machine, rates, is_gpu=gpu is not None)
             before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
             text = (
                 f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step "
@@ -150,16 +151,17 @@ def tell(params: Params, version: str, machine: Machine) -> None:
 
 
 def seconds(time_s: float) -> str:
-    """A time as a person says it."""
+    """Format a time in seconds, minutes or hours."""
     if time_s < 100:
         return f"{time_s:.3g} s"
     return f"{time_s / 60:.3g} min" if time_s < 100 * 60 else f"{time_s / 3600:,.1f} h"
 
 
 def measured(gpu: Gpu | None) -> Rates | None:
-    """The rates of a GPU or, without one, of this CPU; None if it cannot be asked.
+    """Measure the rates of a GPU or, without one, of this CPU; None if that fails.
 
-    In a process of its own, which is shown no other GPU: what has asked CUDA once holds memory until it ends.
+    The measurement runs in a process of its own, which sees no other GPU: a process that has used CUDA holds GPU memory
+    until it ends.
     """
     number = "" if gpu is None else str(gpu.number)
     shown = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": number}  # as nvidia-smi counts
@@ -180,14 +182,14 @@ def probe() -> Rates:
     is_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if is_gpu else ("cpu", torch.float32)
     width, numbers = (4096, 1 << 28) if is_gpu else (768, 1 << 24)
-    source_of = torch.Generator(device).manual_seed(0)  # not the process's own, from which others draw
-    left, right = (torch.randn(width, width, device=device, dtype=dtype, generator=source_of) for _ in range(2))
+    generator = torch.Generator(device).manual_seed(0)  # not the process's own, from which others draw
+    left, right = (torch.randn(width, width, device=device, dtype=dtype, generator=generator) for _ in range(2))
     source, target = (torch.zeros(numbers, device=device, dtype=dtype) for _ in range(2))
     few = torch.zeros(8, device=device)
     wait: Callable[[], Any] = torch.cuda.synchronize if is_gpu else lambda: None
 
     def each(work: Callable[[], Any], at_once: int = 1) -> float:
-        """Seconds of a call of `work`, of which some are started before the device is waited for."""
+        """Seconds per call of `work`; `at_once` calls are started before each wait for the device."""
         work()
         wait()
         began, calls = time.perf_counter(), 0

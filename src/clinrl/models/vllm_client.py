@@ -1,7 +1,7 @@
-"""A vLLM server, asked over HTTP: who it is, which adapters it has, and completions in token ids.
+"""A client of a vLLM server over HTTP: identity, adapters, and completions in token ids.
 
-Nothing is imported of vLLM, so whoever asks needs none of its libraries. Whatever a server sends is measured and
-checked before it is used. The calls were written after the source of vLLM 0.30.0.
+The client imports nothing from vLLM, so it needs none of vLLM's libraries. It checks the size and the content of every
+answer before using it. The calls follow the source of vLLM 0.30.0.
 """
 
 import http.client
@@ -24,12 +24,12 @@ from clinrl.config.machine import FILE, Vllm
 from clinrl.errors import EngineError, format_value
 
 TOKEN = "CLINRL_VLLM_TOKEN"
-"""The variable with the key of a server whose address machine.yaml names."""
+"""The environment variable with the key of the server that machine.yaml names."""
 MAX_BYTES = 64 << 20
-"""Of an answer; a completion of 32,768 tokens has a few megabytes."""
+"""The largest answer; a completion of 32,768 tokens has a few megabytes."""
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before a request is sent again that a lost connection or a busy server left without an answer. The same
-request has the same seed, so that sending it twice does no harm."""
+"""Seconds before each repeat of a request that got no answer, from a lost connection or a busy server. A repeat has the
+same seed, so sending it twice does no harm."""
 BUSY = (429, 502, 503, 504)
 VERSION = re.compile(r"[\w.+-]{1,60}")
 
@@ -39,7 +39,7 @@ class Request:
     """A completion to be written."""
 
     name: str
-    """For sentences about it."""
+    """For error messages."""
     ids: Sequence[int]
     budget: int
     temperature: float
@@ -49,31 +49,31 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A completion: its tokens, that of the end among them, and the log-probability of each as it was drawn."""
+    """A completion: its tokens, including an end token, and the log-probability with which each was drawn."""
 
     ids: tuple[int, ...]
     log_probabilities: tuple[float, ...]
 
 
 class Call:
-    """The requests of one call that are under way."""
+    """The connections of one call of `Client.complete` that are open."""
 
     def __init__(self) -> None:
         self.sockets, self.over = set[socket.socket](), threading.Event()
 
     def end(self) -> None:
-        """Have them fail at once and not be sent again: a process waits for its threads before it ends."""
+        """Make the requests fail at once, without repeats: a process waits for its threads before it ends."""
         self.over.set()
-        for held in list(self.sockets):
+        for each in list(self.sockets):
             with suppress(OSError):  # it was closed meanwhile
-                held.shutdown(socket.SHUT_RDWR)
+                each.shutdown(socket.SHUT_RDWR)
 
 
 class Client:
-    """A server that serves one model, `model` by name, and LoRA adapters above it.
+    """A client of a server for one model, named `model`, and LoRA adapters above it.
 
-    `ends` are the tokens that end a turn, `vocabulary` counts the words. Raises EngineError, one sentence with what to
-    do, for whatever goes wrong.
+    `ends` are the tokens that end a turn; `vocabulary` is the number of tokens. Every failure raises EngineError with
+    one sentence that says what to do.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Client:
         self._fingerprint: object = None
 
     def check(self) -> None:
-        """Ask the server who it is. vLLM does not say which commit it serves, but by the name that it was given."""
+        """Check that the server serves this model. Only the name it was started with says which commit vLLM serves."""
         self._request("GET", "/health", pauses=())
         version = self._request("GET", "/version").get("version")
         if not isinstance(version, str) or not VERSION.fullmatch(version):
@@ -105,7 +105,7 @@ class Client:
         self.max_length = length
 
     def load(self, name: str, folder: Path) -> None:
-        """Have the adapter of a folder served by a name. The server reads the folder itself, so it has to see it."""
+        """Have the server load the adapter in a folder under a name. The server itself must see the folder."""
         path = str(folder.resolve())
         if self._has(name, path):
             return
@@ -123,12 +123,12 @@ class Client:
         return card.get("root") == path and card.get("parent") == self.model
 
     def unload(self, name: str) -> None:
-        """Have an adapter served no more. One that is gone already is no fault."""
+        """Unload an adapter, if the server has it."""
         if name in self._models():
             self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     def complete(self, requests: Sequence[Request], adapter: str | None = None) -> Iterator[tuple[int, Written]]:
-        """The number of each request and its completion, as they come. So many are under way as the settings say.
+        """Yield the number and the completion of each request as they arrive; `settings.at_once` are under way at once.
 
         Raises EngineError for a request that has no room, before any is sent.
         """
@@ -156,7 +156,7 @@ class Client:
             "model": model, "prompt": list(one.ids), "max_tokens": one.budget, "seed": one.seed,
             "temperature": one.temperature, "top_p": one.top_p, "stop_token_ids": sorted(self.ends),
             "logprobs": 0, "return_token_ids": True, "skip_special_tokens": False, "watermarking": False,
-            # A checkpoint's own settings would take the place of what is not said.
+            # The checkpoint's own settings would replace any value that is left out.
             "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
         }  # fmt: skip
         answer = self._request("POST", "/v1/completions", body, call=call)
@@ -194,18 +194,18 @@ class Client:
         return Written(ids=tuple(ids), log_probabilities=tuple(map(float, values)))
 
     def _models(self) -> dict[str, dict[str, Any]]:
-        held = self._request("GET", "/v1/models").get("data")
-        if not isinstance(held, list) or not all(
-            isinstance(one, dict) and isinstance(one.get("id"), str) for one in held
+        cards = self._request("GET", "/v1/models").get("data")
+        if not isinstance(cards, list) or not all(
+            isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards
         ):
             raise self._strange("its models")
-        return {one["id"]: one for one in held}
+        return {card["id"]: card for card in cards}
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *,
         pauses: Sequence[float] | None = None, adapter: str = "", call: Call | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The JSON object that the server answers with; an empty one for an answer that is none, where none is due."""
+        """Send a request, with repeats; return the answer's JSON object, empty for paths that answer without one."""
         status, text, call = 0, b"", call or Call()
         for pause in (*(PAUSES_S if pauses is None else pauses), None):
             lost: Exception | None = None
@@ -240,22 +240,22 @@ class Client:
         return answer
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> tuple[int, bytes]:
-        """One request on a connection of its own. No redirect is followed and no proxy asked, so the key stays here."""
+        """Send one request on its own connection; no redirect or proxy is followed, so nobody else receives the key."""
         kind: Callable[..., http.client.HTTPConnection]
         kind = http.client.HTTPSConnection if self.is_https else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=self.settings.timeout_s)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        held = None
+        opened = None
         try:
             connection.connect()
-            call.sockets.add(held := connection.sock)
+            call.sockets.add(opened := connection.sock)
             if call.over.is_set():
                 raise ConnectionAbortedError
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             with connection.getresponse() as response:
                 status, text = response.status, response.read(MAX_BYTES + 1)
         finally:
-            call.sockets.discard(held)
+            call.sockets.discard(opened)
             connection.close()
         if len(text) > MAX_BYTES:
             raise self._strange(f"an answer of at most {MAX_BYTES >> 20} MiB")
@@ -286,7 +286,7 @@ class Client:
 
 
 def key_of(url: str) -> str:
-    """The key for a server that machine.yaml names. Raises EngineError if one elsewhere would be asked without."""
+    """The key for the server that machine.yaml names. Raises EngineError if it is on another machine and has no key."""
     key = os.environ.get(TOKEN, "")
     if not key and urlsplit(url).scheme == "https":
         raise EngineError(f"{url} is on another machine, and no key is set; set {TOKEN} to the one it was started with")
@@ -300,7 +300,7 @@ def _is_count(value: object, least: int = 1) -> bool:
 
 
 def _message(text: bytes) -> str:
-    """What a server says of a failure, short and on one line. It names sizes and folders, and quotes no prompt."""
+    """The server's message about a failure, short and on one line. It names sizes and folders, and quotes no prompt."""
     try:
         found = json.loads(text)
         found = found.get("error", found)

@@ -1,9 +1,9 @@
-"""A command in a process group of its own, which ends with the process that started it, however that one ends.
+"""A command in a process group of its own, which ends with the process that started it, however that process ends.
 
-Killing DVC alone would leave the training that it started running, and writing. A small process, which runs this file,
-therefore stands between: it starts the command, adopts what the command leaves behind when it is killed, and ends all
-of it when its standard input closes, as the kernel makes it do when the starter dies. If it is killed itself, the
-stages below it notice, by the name that it left in their environment (`clinrl.runtime.starter`).
+Killing DVC alone would leave the training that it started running, and writing. A small supervisor, which runs this
+file, therefore starts the command, adopts the processes that a killed command leaves behind, and ends all of them when
+its standard input closes: the kernel closes it when the starter dies. If the supervisor itself is killed, the stages
+below notice by its number, which it left in their environment (`clinrl.runtime.starter`).
 """
 
 import ctypes
@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 GRACE_S = 20.0
-"""Seconds that a group has to end after its starter asked it to, before it is killed: a long training step."""
+"""Seconds that a group has to end when its starter asks it to, before it is killed: a long training step."""
 ORPHANED_S = 3.0
-"""Seconds that it has if its starter, or the command itself, was killed: nobody waits for it any more."""
+"""Seconds that a group has if its starter or the command itself was killed: nobody waits for it any more."""
 
 
 def start(command: Sequence[str], *, grace_s: float = ORPHANED_S, **popen: Any) -> "subprocess.Popen[str]":
-    """Start a command that does not outlive this process. Its exit code is 128 and the number if a signal ended it.
+    """Start a command that does not outlive this process. If a signal ends it, its exit code is 128 plus the number.
 
-    `grace_s` is how long, in seconds, it has to end by itself if this process dies. `popen` goes to
-    `subprocess.Popen`, `pass_fds` for the command too; standard input is taken, and closing it ends the command.
+    `grace_s`: seconds that the command has to end by itself if this process dies. `popen` goes to `subprocess.Popen`;
+    the command gets its `pass_fds` too. Standard input is in use: closing it ends the command.
     """
     supervisor = [sys.executable, "-I", "-S", __file__, str(grace_s), *command]
     return subprocess.Popen(supervisor, stdin=subprocess.PIPE, start_new_session=True, text=True, **popen)
@@ -35,13 +35,13 @@ def start(command: Sequence[str], *, grace_s: float = ORPHANED_S, **popen: Any) 
 def run(command: Sequence[str], say: Callable[[str], None], *, python: str = sys.executable) -> int:
     """Run a command, pass on each line of its output as it comes, and return its exit code.
 
-    Where the command says `python`, it gets the one in the folder of `python`, an absolute path. Whatever ends this
-    call, such as an exception that a signal's handler raises, ends the whole group first.
+    `python` in the command means the interpreter in the folder of the argument `python`, an absolute path. However this
+    call ends, for example by an exception from a signal handler, the whole group is ended first.
     """
     child = start(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=_environment(python), bufsize=1
     )
-    # What a killed supervisor leaves behind holds the pipe open.
+    # Processes that a killed supervisor leaves behind hold the pipe open.
     threading.Thread(target=_clear_after, args=(child,), daemon=True).start()
     try:
         assert child.stdout is not None
@@ -54,7 +54,7 @@ def run(command: Sequence[str], say: Callable[[str], None], *, python: str = sys
 
 
 def end(child: "subprocess.Popen[str]", grace_s: float = GRACE_S) -> None:
-    """Ask a started command to end, wait, and kill what is left of its group. Does nothing to one that has ended."""
+    """Ask a started command to end, wait, and kill what is left of its group. The command may have ended already."""
     try:
         if child.poll() is None:
             signal_group(child.pid, signal.SIGTERM)
@@ -70,7 +70,7 @@ def end(child: "subprocess.Popen[str]", grace_s: float = GRACE_S) -> None:
 
 
 def signal_of(code: int) -> signal.Signals | None:
-    """The signal that ended a command, or its supervisor, by the exit code of `run`; None if none did."""
+    """The signal that ended a command or its supervisor, given the exit code of `run`; None if no signal did."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number) if number in {*signal.Signals} else None
 
@@ -82,7 +82,7 @@ def _clear_after(child: "subprocess.Popen[str]") -> None:
 
 
 def _environment(python: str) -> dict[str, str]:
-    """This process's, in which `python` is this interpreter and prints what it has to say at once."""
+    """This process's environment, in which `python` is the given interpreter and does not buffer its output."""
     path = f"{os.path.dirname(python)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
@@ -96,7 +96,7 @@ def signal_group(group: int, number: int) -> None:
 
 
 def _supervise(grace_s: float, command: list[str]) -> int:
-    """Run the command as this process's child. Everything here is of one process group, led by this process."""
+    """Run the command as this process's child, in the process group that this process leads."""
     received: list[int] = []
     # Handlers, since the command would inherit SIG_IGN; the group's signals reach the command by themselves.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -104,16 +104,16 @@ def _supervise(grace_s: float, command: list[str]) -> int:
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
     _adopt_orphans()
     # The names are those of clinrl.runtime.starter and forkserver: this program, without libraries, cannot import them.
-    # A fork of a server above is not below this process, so it could not follow it.
+    # A fork of a server above does not descend from this process, so it could not follow this process.
     env = os.environ | {"CLINRL_STARTER": str(os.getpid())}
     env.pop("CLINRL_FORKSERVER", None)
-    # What is open here was handed over, and stays open until the command has ended: a port goes to nobody else.
+    # Open files are for the command, and stay open here until it has ended, so that nobody else gets its port.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, close_fds=False)
     threading.Thread(target=_end_with_starter, args=(grace_s,), daemon=True).start()
     code = 0
     while True:
         try:
-            pid, status = os.waitpid(0, 0)  # of this group only: what started a session of its own meant to stay
+            pid, status = os.waitpid(0, 0)  # of this group only: a process in a session of its own is meant to stay
         except ChildProcessError:
             return code
         if pid != child.pid:

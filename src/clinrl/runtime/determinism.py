@@ -20,9 +20,9 @@ from clinrl.errors import Refused
 from clinrl.runtime import mkl
 
 THREADS = 2
-"""Intra-op threads of torch, whatever OMP_NUM_THREADS says: sums over threads are split by their count."""
+"""Intra-op threads of torch, whatever OMP_NUM_THREADS says: how a sum is split depends on their number."""
 RUNNING = "CLINRL_RUNNING"
-"""Names a file that holds the number of stages that run side by side, to each of them."""
+"""The variable that tells stages side by side the path of a file with the number of them that run now."""
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 KERNELS = "avx2" if X86 else "default"
@@ -47,14 +47,14 @@ _ALLOCATOR = {  # glibc gives large blocks back at once; a training step then sp
 }
 """Read when a process starts, so it speeds up children only. It changes no result."""
 _WAITING = {"GOMP_SPINCOUNT": "10000"}
-"""How often a thread of OpenMP (GNU's) looks for work before it sleeps. By default it looks for milliseconds, and on a
-shared processor that is time of the very thread that it waits for; a tenth of this count makes a training on an idle
-machine slower by a quarter. It changes no result."""
+"""How often a thread of GNU's OpenMP looks for work before it sleeps. By default it looks for milliseconds, and on a
+shared processor it takes that time from the very thread that it waits for. A tenth of this count makes a training on an
+idle machine slower by a quarter. It changes no result."""
 _SLEEPING = {"GOMP_SPINCOUNT": "100"}
-"""The same of a stage that begins beside another and keeps its threads. It makes a step of two trainings of audit, with
-two threads each on two processors, 2.5 times faster, and that of one alone 1.7 times slower (Intel)."""
+"""The same for a stage that begins beside another and keeps its threads. It makes a step of two audit trainings, with
+two threads each on two processors, 2.5 times faster, and a step of one training alone 1.7 times slower (Intel)."""
 _GPUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""GPUs are counted as nvidia-smi counts them, by which their memory is looked up. CUDA's own order is by speed."""
+"""Number GPUs as nvidia-smi does, since their memory is looked up there. CUDA's own order is by speed."""
 _QUIET = {
     "DO_NOT_TRACK": "true",  # the word: MLflow ignores "1"
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -67,15 +67,15 @@ _QUIET = {
     "BITSANDBYTES_NOWELCOME": "1",
 }
 _OWN = "localhost,127.0.0.1"
-"""What no proxy is asked for: servers of this machine, such as Prefect's, of which it knows nothing."""
+"""Hosts for which no proxy is used: a proxy cannot reach the servers of this machine, such as Prefect's."""
 _log = logging.getLogger(__name__)
 _VERSIONS = ("torch", "transformers", "tokenizers", "trl", "peft", "accelerate")
 
 
 def pin() -> None:
-    """Fix the arithmetic and switch telemetry off, in this process and in its children; ask no proxy for this machine.
+    """Fix the arithmetic, switch telemetry off and bypass proxies for this machine, in this process and its children.
 
-    Idempotent. Raises Refused if torch is loaded already with other kernels, since it is too late then.
+    Idempotent. Raises Refused if torch is already loaded with other kernels: then it is too late.
     """
     torch = sys.modules.get("torch")
     if X86 and torch is not None and hasattr(torch, "backends"):
@@ -97,9 +97,9 @@ def pin() -> None:
 def settle(seed: int, *, shares: bool = True) -> None:
     """Seed every generator and allow deterministic algorithms only. Pins first; raises Refused as `pin` does.
 
-    `shares`: whether this process gives threads away where other stages run beside it (`share`). One that cannot, and
-    begins beside another, has its threads sleep while they wait; too late where torch was imported before.
-    Logs a warning where torch has computed in this process already with kernels of this maker's processors alone.
+    `shares`: whether this process calls `share`, to use fewer threads beside other stages. If it does not, and begins
+    beside another stage, its threads sleep while they wait; this has no effect if torch was imported before. Logs a
+    warning if torch has already computed in this process, with kernels for processors of this maker alone.
     """
     pin()
     if not shares and 0 < own_processors() < THREADS:
@@ -110,7 +110,7 @@ def settle(seed: int, *, shares: bool = True) -> None:
     if X86 and not mkl.take_zen_kernels(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"):
         _log.warning("torch computes with kernels for this make of processor: the last digits may differ from others'")
     torch.use_deterministic_algorithms(True)
-    # Else torch fills each new buffer, and TRL's loss asks for one of megabytes at each call and overwrites it.
+    # Otherwise torch fills each new buffer, even the one of megabytes that TRL's loss overwrites at each call.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its module
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(THREADS)
@@ -121,13 +121,15 @@ def settle(seed: int, *, shares: bool = True) -> None:
 
 
 def share(*, is_crowded: bool | None = None) -> None:
-    """Have torch compute with this stage's share of the processors, where others may run beside it; at most THREADS.
+    """Have torch use this stage's share of the processors as threads, if others may run beside it; at most THREADS.
 
-    On one processor too, where a second thread makes a step of esi-v43 take a tenth more of it. With one thread where
-    it `is_crowded` by strangers: two would wait for each other's turn. None: nobody has looked.
+    This holds on one processor too, where a second thread makes a step of esi-v43 take a tenth more processor time.
+    `is_crowded`: whether other programs use the processors, so that two threads would wait for each other; then one
+    thread is used. None: not measured.
 
-    Called between steps and between modes, so that a stage takes over what another leaves. Only where results stay the
-    same: torch splits sums of 32,768 numbers and more between its threads, and short episodes have none.
+    Call it between steps and between modes, so that a stage takes over the processors that another leaves; and only
+    where results stay the same: torch splits sums of 32,768 numbers and more among its threads, which short episodes do
+    not have.
     """
     own = own_processors() or (0 if is_crowded is None else THREADS)
     if own:
@@ -135,15 +137,14 @@ def share(*, is_crowded: bool | None = None) -> None:
 
 
 def own_processors() -> int:
-    """How many processors are this stage's, of several that may run side by side; 0 if nobody counts stages, and there
-    are more processors than one."""
+    """This stage's share of the processors, if stages run side by side; otherwise 1 on one processor, and 0 on more."""
     if running := os.environ.get(RUNNING):
         return max(1, processors() // int(Path(running).read_text(encoding="ascii")))
     return 1 if processors() == 1 else 0
 
 
 def use_one_thread() -> None:
-    """In a fork, for good: threads of OpenMP do not come along."""
+    """Use one thread for the rest of this process, which is a fork: OpenMP's threads do not survive a fork."""
     os.environ.pop(RUNNING, None)
     _compute_with(1)
 

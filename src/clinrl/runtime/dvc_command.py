@@ -1,10 +1,10 @@
 """`python -m clinrl.runtime.dvc_command repro`: DVC's command line, which reads and writes single stages of `dvc.lock`.
 
-DVC reads the whole file anew for each stage that it is asked about, a second at 40,000 lines, and takes many where it
-writes and keeps comments. Here other stages stay text. The file has the same bytes either way, and takes its place
-whole, where DVC's is cut short by a kill.
+DVC reads the whole file again for each stage, a second at 40,000 lines, and takes many seconds to write it with its
+comments. Here other stages stay text. The file has the same bytes either way, but is replaced as a whole, while a kill
+cuts short a file that DVC writes.
 
-With `--side-by-side` before DVC's own words, stages run side by side (`clinrl.runtime.side_by_side`).
+With `--side-by-side` before DVC's own arguments, stages run side by side (`clinrl.runtime.side_by_side`).
 """
 
 import re
@@ -28,15 +28,15 @@ from clinrl.errors import Refused, echo
 from clinrl.runtime import side_by_side
 
 HEAD = "schema: '2.0'\nstages:\n"
-"""How a lock begins that holds stages alone."""
+"""The beginning of a lock that holds stages alone."""
 _STAGE = re.compile(r"^  ([\w@.-]+):\n", re.MULTILINE)
 _NAME = re.compile(r"^  (?! ).*", re.MULTILINE)
 _OTHER = re.compile(r"^\S|[\r\x85\u2028\u2029]", re.MULTILINE)
-"""A section beside the stages, or what ends a line for one reader of YAML and not for another."""
+"""A section besides the stages, or a character that ends a line for one reader of YAML and not for another."""
 
 
 class Stages(dict[str, Any]):
-    """Stages by name, each read when it is asked for. Those that were not set keep their text."""
+    """Stages by name. A stage is parsed when it is asked for, and one that was not set keeps its text."""
 
     def __init__(self, text: str) -> None:
         begins = [*_STAGE.finditer(text)]
@@ -45,16 +45,16 @@ class Stages(dict[str, Any]):
         super().__init__(zip((found[1] for found in begins), blocks, strict=True))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """What is recorded of a stage."""
+        """The record of a stage."""
         block = super().get(name, default)
         return self.read(name, block) if isinstance(block, str) else block
 
     def read(self, name: str, text: str) -> Any:
-        """What the lines of a stage say, with their comments."""
+        """Parse the lines of a stage, with their comments."""
         return parse_yaml_for_update(text, name)[name]
 
     def written(self, name: str) -> set[str] | None:
-        """The paths that a stage is recorded to have made; None if its lines are none that DVC writes."""
+        """The paths of a stage's recorded outputs; None if DVC could not have written its lines."""
         try:
             paths = [out["path"] for out in self.get(name).get("outs", ())]
         except (DvcException, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -67,7 +67,7 @@ class Stages(dict[str, Any]):
 
 
 class Recorded(Stages):
-    """Stages of a lock that is only read. What is wrong with one, DVC's own reading of the whole tells."""
+    """Stages of a lock that is only read. For an invalid stage, DVC's own reader of the whole lock raises the error."""
 
     def __init__(self, text: str, lock: dvcfile.Lockfile) -> None:
         super().__init__(text)
@@ -87,14 +87,14 @@ def _block(name: str, value: Mapping[str, Any]) -> str:
 
 
 def modify(path: str, fs: Any = None) -> AbstractContextManager[Any]:
-    """What DVC changes a file with: a lock that holds stages alone by blocks, any other file in DVC's own way."""
+    """In place of DVC's `modify_yaml`: change a lock that holds stages alone by blocks, any other file in DVC's way."""
     text = Path(path).read_text(encoding="utf-8") if path.endswith(".lock") and Path(path).is_file() else ""
     blocks = blocks_of(text)
     return modify_yaml(path, fs=fs) if blocks is None else _by_blocks(path, blocks)
 
 
 def load(lock: dvcfile.Lockfile) -> Any:
-    """What DVC reads a lock with, of the checkout or of a commit."""
+    """In place of DVC's `Lockfile.load`: read a lock of the checkout or of a commit."""
     try:
         with lock.repo.fs.open(lock.path, encoding="utf-8") as stream:
             blocks = blocks_of(stream.read())
@@ -107,7 +107,7 @@ def load(lock: dvcfile.Lockfile) -> Any:
 
 
 def blocks_of(text: str) -> str | None:
-    """The lines of the stages of a lock that holds stages alone, each once; None for any other file."""
+    """The lines of the stages, if a lock holds stages alone, and each once; None for any other file."""
     blocks = text.removeprefix(HEAD)
     names = _NAME.findall(blocks)
     is_plain = len(names) == len(set(names)) == len(_STAGE.findall(blocks)) and text.endswith("\n")
@@ -122,16 +122,16 @@ def _by_blocks(path: str, text: str) -> Iterator[dict[str, Any]]:
 
 
 REFUSED = list[str]()
-"""What was refused while DVC ran, which passes on no error of ours."""
+"""The refusals while DVC ran: DVC does not pass on our errors."""
 
 
 def keep_inside() -> None:
-    """Have DVC refuse digests and folders' listings that lead out of its cache, or out of the folder.
+    """Make DVC refuse digests that lead out of its cache, and listings of a folder that lead out of the folder.
 
-    It joins both to paths as they come from a remote: whoever writes there could replace `.git/config`.
+    DVC joins both to paths as they come from a remote: anybody who can write there could replace `.git/config`.
     """
     cache: Any = dvc_objects.db.ObjectDB
-    own: Any = LocalHashFileDB  # which joins paths by itself
+    own: Any = LocalHashFileDB  # it joins paths by itself
     tree: Any = Tree
     parts, path, listed = cache._oid_parts, own.oid_to_path, tree.from_list.__func__
 

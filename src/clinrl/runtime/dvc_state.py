@@ -1,9 +1,9 @@
-"""What DVC believes unchecked: pickles in its folders, its run cache, and a dvc.lock of which a kill left half.
+"""Protect what DVC trusts unchecked: pickles in its folders, its run cache, and a dvc.lock that a kill cut short.
 
 DVC remembers the digests of files in `diskcache`, which reads pickles (CVE-2025-69872), by default below /var/tmp/dvc,
-where every user of a machine may write. `.dvc/config` puts it into the project, into a folder that git keeps, since
-one that DVC makes is for everybody to write in; this module sees who can write there, so that nobody else runs code as
-whoever runs DVC. DVC writes dvc.lock in place: a kill at that moment would lose the record of every stage.
+where every user of a machine may write. `.dvc/config` moves it to a folder of the project that git keeps, since
+everybody can write in a folder that DVC makes. This module checks who can write there, so that no other user can run
+code as the user of DVC. DVC writes dvc.lock in place: a kill at that moment would lose the record of every stage.
 """
 
 import os
@@ -16,11 +16,11 @@ from clinrl.artifacts import locked, write_text
 from clinrl.errors import Refused, echo
 
 VARIABLE = "DVC_SITE_CACHE_DIR"
-"""Where DVC looks first for the folder's place."""
+"""The variable in which DVC looks first for the folder's place."""
 SITE = Path(".clinrl/dvc")
 """The place that `.dvc/config` names."""
 RUNS = Path(".dvc/cache/runs")
-"""What DVC remembers stages to have made. DVC believes it unchecked: an entry made by hand is an exam never taken."""
+"""DVC's record of what stages made, which it trusts unchecked: an entry made by hand is an exam never taken."""
 TMP = Path(".dvc/tmp")
 """Locks, and the queue of experiments."""
 KEPT = {"repo", "repo/.gitignore"}
@@ -29,27 +29,27 @@ LOCK = Path("dvc.lock")
 COPY = Path(".clinrl/dvc.lock")
 """dvc.lock as it was before the last stage ran."""
 CUT = Path(".clinrl/dvc.lock.cut")
-"""What a kill left of it, kept for whoever wants to look."""
+"""What a kill left of dvc.lock, kept for inspection."""
 AT_WORK = TMP / "lock"
-"""What DVC holds while it writes dvc.lock."""
+"""The lock that DVC holds while it writes dvc.lock."""
 CONFLICT = b"<<<<<<<"
-"""How git marks a merge that a person has to finish."""
+"""Git's mark of a merge that a person has to finish."""
 REPRO = ("-m", "clinrl.runtime.dvc_command", "repro", "--no-run-cache")
-"""How a Python runs DVC: without its run cache, which is believed unchecked. Whoever can write there could say what a
-stage has made."""
+"""Arguments with which Python runs DVC: without its run cache, which DVC trusts unchecked. Anybody who can write there
+could decide what a stage has made."""
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
 def fence(project: Path | None = None) -> None:
-    """Before DVC is asked: put back half a dvc.lock, empty the run cache, make and close both folders of pickles.
+    """Before DVC runs: restore a cut dvc.lock, empty the run cache, and make and close both folders of pickles.
 
     Does nothing where there is no DVC project.
 
-    A folder of the project that others could write in, or put another in the place of, is closed if it holds nothing
-    yet: with a umask of 0002 every folder of a clone is such. `project` is the working directory unless named.
-    Raises Refused if it holds anything, is a link or is somebody else's, and for one elsewhere that others can write in
-    or replace.
+    A folder of the project that other users could write in or replace is closed if it is still empty: with a umask of
+    0002 every folder of a clone is such. `project` is the working directory unless named. Raises Refused if the folder
+    holds anything, is a link or belongs to somebody else, and for a folder elsewhere that others can write in or
+    replace.
     """
     root = Path.cwd() if project is None else project.absolute()
     if not (root / ".dvc").is_dir():
@@ -57,9 +57,7 @@ def fence(project: Path | None = None) -> None:
     _mend(root)
     shutil.rmtree(root / RUNS, ignore_errors=True)
     site, tmp = (Path(os.path.normpath(root / folder)) for folder in (os.environ.get(VARIABLE) or SITE, TMP))
-    found = [
-        place for place in (site, tmp) if not (_close if root in place.parents else _closed_elsewhere)(place, root)
-    ]
+    found = [place for place in (site, tmp) if not (_close if root in place.parents else _close_elsewhere)(place, root)]
     if not found:
         return
     advice, inside = [], [place for place in found if root in place.parents]
@@ -70,15 +68,15 @@ def fence(project: Path | None = None) -> None:
     if len(inside) < len(found):
         advice.append(f"set {VARIABLE} to a folder of your own, or unset it")
     raise Refused(
-        f"others than you can write in {_list_places(found, ' and ')}, where DVC keeps pickles, which can run code; "
+        f"other users can write in {_list_places(found, ' and ')}, where DVC keeps pickles, which can run code; "
         + "; ".join(advice)
     )
 
 
 def _close(place: Path, root: Path) -> bool:
-    """Whether nobody else can write in a folder of the project, or could before. Closes it then, and what it is in.
+    """Close a folder of the project and the folders around it, and return whether no other user can have written in it.
 
-    Who owns the project may own it too, since they could change the code as well.
+    The owner of the project may own the folder too, since they could change the code as well.
     """
     places = [*_between(root, place), place]
     _make(places)
@@ -95,20 +93,20 @@ def _close(place: Path, root: Path) -> bool:
                 each.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
         if was_open or before[-1].st_uid == os.geteuid():
             place.chmod(0o700)
-        if was_open and (place / "repo").is_dir():  # who was in there before could write on
+        if was_open and (place / "repo").is_dir():  # a user who was in there before could go on writing
             (place / "repo").chmod(0o700)
     except PermissionError:
         return False
-    if was_open and not _is_empty(place, owners):  # somebody was quicker
+    if was_open and not _is_empty(place, owners):  # another user was quicker
         place.chmod(stat.S_IMODE(before[-1].st_mode) | stat.S_IWGRP)
         return False
     return True
 
 
-def _closed_elsewhere(place: Path, root: Path) -> bool:
-    """Whether nobody else can write in a folder outside the project, nor put another in its place. Changes no old one.
+def _close_elsewhere(place: Path, root: Path) -> bool:
+    """Close a folder outside the project, and return whether no other user can write in it or replace it.
 
-    Who owns what it is in is not looked at: in a container that may be nobody.
+    The folders around it are not changed, nor are their owners checked: in a container the owner may be nobody.
     """
     _make([*reversed(place.parents), place])
     found = place.lstat()
@@ -122,31 +120,31 @@ def _closed_elsewhere(place: Path, root: Path) -> bool:
 
 
 def _between(root: Path, place: Path) -> list[Path]:
-    """The folders below the root that a place is in, from above."""
+    """The folders between the root and a place, outermost first."""
     return [above for above in reversed(place.parents) if root in above.parents]
 
 
 def _make(places: Sequence[Path]) -> None:
-    """Make the folders that are not there, whatever the umask: the last for this user alone."""
+    """Make the missing folders, whatever the umask: the last one for this user alone."""
     for each in places:
         if not os.path.lexists(each):
             each.mkdir(mode=0o700 if each == places[-1] else 0o755, exist_ok=True)
 
 
 def _is_replaceable(found: os.stat_result) -> bool:
-    """Whether others can rename or remove what is in a folder, and put their own in its place."""
+    """Whether others can rename or remove the entries of a folder, and put their own in their place."""
     return bool(found.st_mode & OTHERS) and not found.st_mode & stat.S_ISVTX
 
 
 def _is_open(folder: Path) -> bool:
-    """Whether others can write in a folder or, where they can enter it, in one that is in it."""
+    """Whether others can write in a folder or, if they can enter it, in a folder below it."""
     mode = folder.stat().st_mode
     inner = folder.rglob("*/") if mode & ENTER else ()
     return bool(mode & OTHERS) or any(each.lstat().st_mode & OTHERS for each in inner if not each.is_symlink())
 
 
 def _is_empty(folder: Path, owners: set[int]) -> bool:
-    """Whether a folder holds nothing but what git keeps there."""
+    """Whether a folder holds only what git keeps there, of these owners."""
     return all(
         str(each.relative_to(folder)) in KEPT and not each.is_symlink() and each.lstat().st_uid in owners
         for each in folder.rglob("*")
@@ -159,26 +157,26 @@ def _list_places(places: Iterable[Path], between: str = " ") -> str:
 
 
 def keep() -> None:
-    """Keep a copy of dvc.lock, which DVC has just read; none while another DVC writes it."""
+    """Keep a copy of dvc.lock, which DVC has just read, unless another DVC is writing it."""
     with locked(Path.cwd() / AT_WORK, waits=False) as alone:
         if alone and LOCK.exists():
             write_text(COPY, LOCK.read_text(encoding="utf-8"))
 
 
 def _mend(root: Path) -> None:
-    """Put the copy of dvc.lock back where a kill left half of it, and say so: its last stage then runs again.
+    """Restore dvc.lock from its copy if a kill cut it short, and say so: its last stage then runs again.
 
-    Does nothing while DVC is at work, where dvc.lock is whole, and in a merge that is not finished.
+    Does nothing while DVC is at work, if dvc.lock is whole, or in a merge that is not finished.
     """
     lock, copy = root / LOCK, root / COPY
     if not (lock.exists() and copy.exists()):
         return
     text = lock.read_bytes()
-    if text.endswith(b"\n") and len(text) >= copy.stat().st_size:  # as good as always, and it costs nothing to see
+    if text.endswith(b"\n") and len(text) >= copy.stat().st_size:  # nearly always the case, and cheap to check
         return
     with locked(root / AT_WORK, waits=False) as alone:
         if alone and CONFLICT not in text and not _is_whole(lock):
-            shutil.copy2(lock, root / CUT)  # at no moment is there none
+            shutil.copy2(lock, root / CUT)  # a copy, so that dvc.lock exists at every moment
             write_text(lock, copy.read_text(encoding="utf-8"))
             echo(f"{LOCK} was cut short by a kill; it is as before the last stage again, and {CUT} is the rest")
 

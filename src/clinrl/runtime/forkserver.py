@@ -1,14 +1,14 @@
-"""Stages of a chain without the time of their imports: each is forked from a process that holds the libraries.
+"""Run stages without the time of their imports: each is forked from a server that has loaded the libraries.
 
 `python -m clinrl.runtime.forkserver dvc repro ...` runs a command. A stage below it that trains or asks a model hands
-itself over: a fork of the server does its work, in the stage's folder, with its environment and standard streams, and
-the stage waits for the exit code. The server imports and forks, nothing else, so a fork computes what a new process
-would. It has the code of the server's start, and functions for the end of Python (`atexit`) are not called. A stage
-whose server has gone works by itself; one whose server is killed meanwhile counts as killed. Where there is a
-GPU, which no fork can use, all work by themselves.
+its work over: a fork of the server does the work, in the stage's folder, with its environment and standard streams, and
+the stage waits for the exit code. The server only imports and forks, so a fork computes what a new process would. It
+has the code as it was when the server started, and does not call functions for the end of Python (`atexit`). A stage
+without a server does its own work; a stage whose server is killed meanwhile counts as killed. If there is a GPU, which
+no fork can use, all stages do their own work.
 
-Ends follow each other: signals that a stage receives reach its fork; a fork whose stage has gone ends as one whose
-starter has gone (`clinrl.runtime.starter`); and the server ends with the command.
+Signals that a stage receives reach its fork. A fork whose stage has ended ends like a stage whose starter has ended
+(`clinrl.runtime.starter`), and the server ends with the command.
 """
 
 import gc
@@ -35,16 +35,16 @@ from clinrl.runtime import determinism, starter
 
 T = TypeVar("T")
 SERVER = "CLINRL_FORKSERVER"
-"""Names the server's socket to the stages below a command."""
+"""The variable that tells the stages below a command the address of the server's socket."""
 LIBRARIES = (
     "clinrl.training.worker", "clinrl.training.trl", "clinrl.training.callback", "clinrl.training.monitor",
     "clinrl.evaluation.evaluate", "clinrl.models.opening", "clinrl.models.decoding", "clinrl.reports.figures",
     "sklearn.linear_model", "sklearn.feature_extraction.text", "matplotlib.figure",
 )  # fmt: skip
-"""What trainings and exams import."""
+"""The modules that trainings and exams import."""
 CLI = "clinrl.cli.main"
 BEGUN = b"+"
-"""A fork's word that it does what was asked. The server's, when it has ended, is its exit code."""
+"""A fork's reply that it begins a stage's work. When the fork has ended, the server sends its exit code."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STREAMS = 3
 IS_FORK = False
@@ -54,11 +54,12 @@ IS_FORK = False
 class Fork(ForkProcess):
     """A child process by fork, with as much of `subprocess.Popen` as a training needs.
 
-    `apart` takes it out of this process's group, before this returns: a signal to its group finds it at once.
+    `apart` moves the fork out of this process's group before the constructor returns, so that a signal to the fork's
+    group reaches it from the start.
     """
 
     pid: int
-    """Never None, since it has been started."""
+    """Never None, since the constructor starts the process."""
 
     def __init__(self, program: Callable[[], int], apart: Callable[[], None] = os.setsid) -> None:
         super().__init__()
@@ -71,9 +72,9 @@ class Fork(ForkProcess):
         os.close(began)
 
     def run(self) -> None:
-        """In the child: what goes wrong is said, and the exit code given, as a process would.
+        """In the child: run the program, print its error, and exit with its code, as a process would.
 
-        It ends here: what libraries registered for the end of Python would ask for their threads, which no fork has.
+        Does not return and calls no `atexit` functions: those of libraries need threads, which a fork does not have.
         """
         global IS_FORK
         IS_FORK = True
@@ -97,11 +98,11 @@ class Fork(ForkProcess):
             os._exit(code if isinstance(code, int) else int(code is not None))
 
     def poll(self) -> int | None:
-        """The exit code, minus a signal's number if that ended it; None while it runs."""
+        """The exit code, or minus the number of the signal that ended the fork; None while it runs."""
         return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, when it has ended. Raises TimeoutExpired after `timeout` seconds."""
+        """Wait for the end and return the exit code. Raises TimeoutExpired after `timeout` seconds."""
         self.join(timeout)
         if self.exitcode is None:
             raise subprocess.TimeoutExpired(self.name, timeout or 0)
@@ -109,10 +110,10 @@ class Fork(ForkProcess):
 
 
 def results(programs: Sequence[Callable[[], T]]) -> list[T]:
-    """What programs return, in order. Where this stage has several processors, as many run at once, each in a fork.
+    """Run programs and return their results in order. If this stage has several processors, as many run in forks.
 
-    A fork computes with one thread, and ends with this process. What a program raises is raised here, or Refused where
-    its fork was killed.
+    A fork computes with one thread, and ends with this process. An exception of a program is raised here, and Refused
+    if a fork was killed.
     """
     at_once = determinism.own_processors()
     if at_once < 2 or sys.platform != "linux" or _has_gpu():
@@ -123,7 +124,7 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
         while waiting or running:
             while waiting and len(running) < at_once:
                 place, program = waiting.pop(0)
-                here, fork = _begun(program)
+                here, fork = _start_fork(program)
                 running[here] = place, fork
             for here in [end for end in wait([*running]) if isinstance(end, Connection)]:
                 try:
@@ -142,14 +143,14 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
     return [found[place] for place in range(len(programs))]
 
 
-def _begun(program: Callable[[], Any]) -> tuple[Connection, Fork]:
+def _start_fork(program: Callable[[], Any]) -> tuple[Connection, Fork]:
     def send() -> int:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the starter too, which ends this
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the starter too, which ends this fork
         if "torch" in sys.modules:
             determinism.use_one_thread()
         try:
             there.send((program(), None))
-        except Exception as error:  # noqa: BLE001  raised where it was asked for
+        except Exception as error:  # noqa: BLE001  raised again in the parent
             there.send((None, error))
         return 0
 
@@ -165,7 +166,7 @@ def _has_gpu() -> bool:
 
 
 def ask(words: Sequence[str]) -> int | None:
-    """Have `clinrl` with these arguments run by a fork of the server; its exit code. None if there is no server."""
+    """Have a fork of the server run `clinrl` with these arguments; return its exit code, or None without a server."""
     address = os.environ.get(SERVER)
     if not address:
         return None
@@ -175,7 +176,7 @@ def ask(words: Sequence[str]) -> int | None:
             server.connect(address)
             message = json.dumps(asked).encode() + b"\n"
             if rest := message[socket.send_fds(server, [message], range(STREAMS)) :]:
-                server.sendall(rest)  # of nothing, it fails where the fork has ended already
+                server.sendall(rest)  # sending nothing would fail if the fork has already ended
             begun = server.recv(1)
         except OSError:
             return None
@@ -183,7 +184,7 @@ def ask(words: Sequence[str]) -> int | None:
             return None
 
         def forward(number: int, _frame: object) -> None:
-            with suppress(OSError):  # it has ended, and its exit code is on the way
+            with suppress(OSError):  # the fork has ended, and its exit code is on the way
                 server.sendall(bytes([number]))
 
         before = {number: signal.signal(number, forward) for number in FORWARDED}
@@ -200,12 +201,12 @@ def ask(words: Sequence[str]) -> int | None:
 
 @with_exit_code
 def main(command: Sequence[str]) -> int:
-    """Run a command with a server for the stages below it; its exit code, 128 and the number if a signal ended it.
+    """Run a command with a server for the stages below it; return its exit code, 128 plus the number for a signal.
 
-    Elsewhere than on Linux there is no server: the libraries of macOS do not survive a fork.
+    There is a server on Linux only: the libraries of macOS do not survive a fork.
     """
-    determinism.pin()  # some of it is read when a process starts: the server is one
-    # An interrupt is the command's, which has it from the terminal; what it started takes time to end.
+    determinism.pin()  # before the server starts, since a process reads some of it at its start
+    # The terminal sends an interrupt to the command itself, whose stages take time to end.
     signal.signal(signal.SIGINT, lambda *_: None)
     with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
         address = str(Path(folder) / "stages")
@@ -224,9 +225,9 @@ def main(command: Sequence[str]) -> int:
 
 
 def serve(address: str) -> None:
-    """Import what stages need, then fork for each that asks, until standard input ends. Those that ask before wait.
+    """Import what stages need, then fork for each stage that asks, until standard input ends. Earlier requests wait.
 
-    Ends where there is a GPU: bitsandbytes initialises CUDA when it is imported, and no fork can use it then.
+    Returns if there is a GPU: bitsandbytes initialises CUDA when it is imported, and no fork can use it then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -242,14 +243,14 @@ def serve(address: str) -> None:
 
 
 def _serve_forever(listener: socket.socket) -> None:
-    """Fork for each stage that asks; tell it the exit code, 128 and the number if a signal ended the fork."""
+    """Fork for each stage that asks, and send it the exit code, 128 plus the number if a signal ended the fork."""
     forks: dict[int, tuple[Fork, socket.socket]] = {}
     while True:
         ready = wait([listener, *forks])
         if listener in ready:
             stage, _ = listener.accept()
-            held = [listener, *(other for _, other in forks.values())]
-            fork = Fork(partial(_become, stage, held), apart=os.setpgrp)
+            others = [listener, *(other for _, other in forks.values())]
+            fork = Fork(partial(_run_stage, stage, others), apart=os.setpgrp)
             forks[fork.sentinel] = fork, stage
         for sentinel in forks.keys() & {*ready}:
             fork, stage = forks.pop(sentinel)
@@ -258,12 +259,12 @@ def _serve_forever(listener: socket.socket) -> None:
                 stage.sendall(str(code if code >= 0 else 128 - code).encode())
 
 
-def _become(stage: socket.socket, held: Sequence[socket.socket]) -> int:
-    """In a fork: do what a stage asked for, in its place, and end with it. `held` are the server's other sockets."""
-    for other in held:  # else who asks after the server's end would wait for this fork
+def _run_stage(stage: socket.socket, others: Sequence[socket.socket]) -> int:
+    """In a fork: do the work of a stage in its place, and end with it. `others` are the server's other sockets."""
+    for other in others:  # otherwise a stage that asks after the server's end would wait for this fork
         other.close()
     head, streams, _, _ = socket.recv_fds(stage, 1 << 16, STREAMS)
-    if not head:  # it has gone while the server imported
+    if not head:  # the stage ended while the server imported
         return 0
     with stage.makefile("rb") as rest:
         asked = json.loads(head if head.endswith(b"\n") else head + rest.readline())
@@ -283,7 +284,7 @@ def _become(stage: socket.socket, held: Sequence[socket.socket]) -> int:
 
 
 def _follow(stage: socket.socket) -> None:
-    """Pass on the signals that a stage received to this fork; end once it has gone."""
+    """Send this fork the signals that its stage receives, and end it once the stage has ended."""
     with suppress(OSError):
         while number := stage.recv(1):
             os.kill(os.getpid(), number[0])
@@ -291,7 +292,7 @@ def _follow(stage: socket.socket) -> None:
 
 
 def _end_with_input() -> None:
-    os.read(sys.stdin.fileno(), 1)  # by its number: a thread that waits in sys.stdin holds its lock, in each fork too
+    os.read(sys.stdin.fileno(), 1)  # by its number: a thread that reads sys.stdin holds its lock, in each fork too
     os._exit(0)
 
 
@@ -304,5 +305,5 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # By its own name, under which a fork is asked whether it is one.
+    # Not as `__main__`: other modules read IS_FORK from the module of this name.
     sys.exit(importlib.import_module("clinrl.runtime.forkserver")._run(sys.argv[1:]))

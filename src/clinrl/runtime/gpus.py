@@ -1,4 +1,4 @@
-"""The GPUs of this machine and their memory, as nvidia-smi says it: no torch is imported, and no CUDA is started."""
+"""The GPUs of this machine and their memory, from nvidia-smi: without importing torch or starting CUDA."""
 
 import os
 import shutil
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from clinrl.errors import ParamsError
 
 ASKED_S = 30
-"""Seconds that nvidia-smi has to answer; the first answer after a start of the machine takes some."""
+"""Seconds that nvidia-smi has to answer; the first answer after a start of the machine takes some of them."""
 
 
 class Gpu(NamedTuple):
     """A GPU; memory in bytes."""
 
     number: int
-    """Its own, as nvidia-smi counts."""
+    """Its number in nvidia-smi."""
     name: str
     total: int
     free: int
@@ -28,7 +28,7 @@ def visible() -> list[Gpu]:
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=ASKED_S)
-    except (OSError, subprocess.SubprocessError):  # a driver that does not answer drives no GPU
+    except (OSError, subprocess.SubprocessError):  # a driver that does not answer counts as none
         return []
     found: dict[str, Gpu] = {}
     for line in done.stdout.splitlines():
@@ -45,8 +45,8 @@ def visible() -> list[Gpu]:
 def show_one(index: int) -> None:
     """Hide all GPUs but one from this process, by its place among the visible ones; before CUDA is asked for any.
 
-    Raises ParamsError if fewer are visible, as far as CUDA_VISIBLE_DEVICES says it. Of several a trainer would take
-    all, and other batches than the recipe's.
+    Raises ParamsError if CUDA_VISIBLE_DEVICES shows fewer. With several visible GPUs a trainer would use them all, and
+    so other batches than the recipe's.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = None if named is None else [part.strip() for part in named.split(",") if part.strip()]
@@ -56,5 +56,5 @@ def show_one(index: int) -> None:
         )
     if visible != []:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
-        if "LOCAL_RANK" in os.environ:  # by which accelerate chooses among the visible ones
+        if "LOCAL_RANK" in os.environ:  # accelerate chooses among the visible GPUs by it
             os.environ["LOCAL_RANK"] = "0"

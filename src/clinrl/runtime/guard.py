@@ -1,8 +1,8 @@
 """The fence around a server: which requests reach it, and which are refused before it sees them.
 
-A page of any origin can make the browser of whoever opens it send requests to this machine, and by a name of its own
-that resolves to this machine (DNS rebinding) it can read the answers too. So a request must be addressed to one of the
-server's own names, may come from no page but the server's own, and carries the password where there is one.
+A web page of any origin can make a visitor's browser send requests to this machine. With a host name of its own that
+resolves to this machine (DNS rebinding) it can read the answers too. So a request must be addressed to one of the
+server's own names, must not come from any page but the server's own, and must carry the password if there is one.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from clinrl.errors import Refused
 
 
 class Limits(NamedTuple):
-    """What one request or session may take."""
+    """The limits of one request or session."""
 
     body_bytes: int
     request_s: float
@@ -32,7 +32,7 @@ class Limits(NamedTuple):
 
 
 def refusal_response(status: int, sentence: str) -> JSONResponse:
-    """A refusal as JSON, in the form in which FastAPI says its own."""
+    """A refusal as JSON, in the form of FastAPI's own errors."""
     return JSONResponse({"detail": sentence}, status)
 
 
@@ -43,8 +43,8 @@ class Fence:
         self, app: ASGIApp, *, names: Collection[str] = (), login: str | None = None, token: str | None = None,
         limits: Limits | None = None, refuse: Callable[[int, str], Response] = refusal_response,
     ) -> None:  # fmt: skip
-        """`names`: of this server, beside localhost and the address that was connected to. `login`: `user:password`;
-        `token`: a bearer's; one of them, or none. `refuse` gives a status and a sentence the form that clients read."""
+        """`names`: this server's names, besides localhost and the address of the connection. `login`: `user:password`;
+        `token`: a bearer token; at most one of them. `refuse` turns a status and a sentence into a response."""
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names)}
         self._login = None if login is None else base64.b64encode(login.encode()).decode()
@@ -66,9 +66,9 @@ class Fence:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own(hosts[0], scope):
-            return self._refuse(403, "The Host header names no server here.")
+            return self._refuse(403, "The Host header does not name this server.")
         if not _is_from_own_page(scope["type"] == "http" and scope["method"] in ("GET", "HEAD"), headers, hosts[0]):
-            return self._refuse(403, "A page of another origin may not ask this server.")
+            return self._refuse(403, "A page of another origin may not send requests to this server.")
         if self._login is not None and not _gives("basic", self._login, headers.get("authorization", "")):
             refused = self._refuse(401, "This server asks for a user and a password.")
             refused.headers["www-authenticate"] = 'Basic realm="clinrl", charset="UTF-8"'
@@ -80,7 +80,7 @@ class Fence:
         return None
 
     def _is_own(self, host: str, scope: Scope) -> bool:
-        """Whether a Host header names this server. An address cannot be rebound; of names, only its own are taken."""
+        """Whether a Host header has this server's address, which cannot be rebound, or one of its own names."""
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
@@ -102,16 +102,17 @@ class Fence:
             async with asyncio.timeout(self._limits.request_s):
                 body = await _read(receive, self._limits.body_bytes)
                 if body is None:
-                    refusal = self._refuse(413, f"A request may have {self._limits.body_bytes:,} bytes.")
+                    refusal = self._refuse(413, f"A request may have at most {self._limits.body_bytes:,} bytes.")
                     await refusal(scope, receive, noting)
                 else:
                     await self._app(scope, _replay(body, receive), noting)
         except TimeoutError:
             if not started:
-                await self._refuse(408, f"A request may take {self._limits.request_s:g} seconds.")(scope, receive, send)
+                sentence = f"A request may take at most {self._limits.request_s:g} seconds."
+                await self._refuse(408, sentence)(scope, receive, send)
 
     def _impatient(self, receive: Receive, send: Send) -> Receive:
-        """A WebSocket's messages, which ends it when none comes for too long."""
+        """A `receive` for a WebSocket that closes it if no message comes in time."""
         limits = self._limits
         if limits is None:
             return receive
@@ -129,9 +130,9 @@ class Fence:
 
 
 def listen(host: str, port: int, options: str = "--host and --port") -> socket.socket:
-    """A socket that listens at an address; port 0: any free one. `options` choose another.
+    """Open a socket that listens at an address; port 0 takes any free port.
 
-    Raises Refused if the address cannot be had.
+    Raises Refused if the address is not available, and names the command's `options` for another.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -141,7 +142,7 @@ def listen(host: str, port: int, options: str = "--host and --port") -> socket.s
 
 
 def address_of(listening: socket.socket) -> str:
-    """The address at which a socket listens, for people."""
+    """The URL at which a socket listens."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -149,7 +150,7 @@ def address_of(listening: socket.socket) -> str:
 def _is_from_own_page(is_read: bool, headers: Headers, host: str) -> bool:
     """Whether a request comes from a page of the same origin, from an address bar or link, or from no browser.
 
-    A browser sends Origin with whatever changes something, and Sec-Fetch-Site with everything.
+    A browser sends Origin with each request that changes something, and Sec-Fetch-Site with every request.
     """
     origins = headers.getlist("origin")
     if any(origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()) for origin in origins):
@@ -161,7 +162,7 @@ def _is_from_own_page(is_read: bool, headers: Headers, host: str) -> bool:
 
 
 def _gives(scheme: str, secret: str, authorization: str) -> bool:
-    """Whether a header of this scheme holds a secret: compared in a time that tells nothing of it."""
+    """Whether a header of this scheme holds a secret. The time of the comparison does not reveal the secret."""
     found, _, given = authorization.partition(" ")
     return found.lower() == scheme and hmac.compare_digest(given.strip().encode(), secret.encode())
 
@@ -180,7 +181,7 @@ async def _read(receive: Receive, most: int) -> bytes | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A request whose body was read already."""
+    """A `receive` for a request whose body has already been read."""
     left = [body]
 
     async def replay() -> Message:
@@ -190,7 +191,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _confine(send: Send) -> Send:
-    """Answers that no other origin may read or show in a frame, where a click could be stolen; pages report to none."""
+    """A `send` for answers that no other origin can read, or frame to steal clicks; pages connect here alone."""
 
     async def confine(message: Message) -> None:
         if message["type"] == "http.response.start":

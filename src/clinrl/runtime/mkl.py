@@ -15,19 +15,19 @@ from pathlib import Path
 
 _NOT_ASKED = -1
 _ANSWERS = {"mkl_serv_intel_cpu_true": 0, "mkl_serv_cpuiszen": 1}
-"""The questions, which are functions of MKL, and what an AMD Zen answers."""
+"""The functions of MKL that ask about the processor, and their answers on an AMD Zen."""
 _READ = re.compile(rb"\x8b\x05(.{4})\x85\xc0", re.DOTALL)
-"""`mov remembered(%rip), %eax; test %eax, %eax`, with which each function looks whether it was asked before."""
+"""`mov remembered(%rip), %eax; test %eax, %eax`: how each function checks whether it has a remembered answer."""
 _PROLOGUE = 64
 _GENERIC = 0
-"""What `mkl_serv_cpu_detect` says of a processor that is not Intel's."""
+"""The result of `mkl_serv_cpu_detect` on a processor that is not Intel's."""
 
 
 def take_zen_kernels(library: Path) -> bool:
-    """Have MKL in `library`, which is loaded, compute as it does on an AMD Zen. Returns whether it will. Idempotent.
+    """Make the MKL in `library`, which is loaded, compute as on an AMD Zen; return whether it will. Idempotent.
 
-    False where MKL has computed already in this process, and where the library holds no MKL of a known form: it is left
-    as it is then. On an AMD Zen this changes nothing.
+    False if MKL has already computed in this process, or if the library holds no MKL of a known form; then nothing is
+    changed. On an AMD Zen nothing changes either.
     """
     if not library.is_file():
         return False
@@ -44,7 +44,7 @@ def take_zen_kernels(library: Path) -> bool:
 
 
 def _remembered(mkl: ctypes.CDLL, name: str) -> ctypes.c_int | None:
-    """The variable in which the function keeps its answer; None where there is no such function, or in another form."""
+    """The variable in which a function keeps its answer; None if the function is missing or has another form."""
     try:
         start = ctypes.cast(getattr(mkl, name), ctypes.c_void_p).value or 0
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The identity of a process: host, number and start, so that a number that is used again is another process."""
+"""The identity of a process: host, number and start time, so that a reused number is another process."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 MACHINE = Path("/etc/machine-id")
-"""Of systemd: two machines that share a Prefect server may share a hostname too."""
+"""The machine's identity by systemd: two machines that share a Prefect server may share a hostname too."""
 
 
 def identity() -> str:
@@ -14,18 +14,18 @@ def identity() -> str:
 
 
 def is_dead(process: str) -> bool:
-    """Whether the process of an identity has ended on this machine; of another machine's, nothing is known."""
+    """Whether a process of this machine, given its identity, has ended. False for a process of another machine."""
     host, number, start = process.rsplit(":", 2)
     return host == _host() and _start_of(int(number)) != start
 
 
 def _host() -> str:
-    machine = sha256(MACHINE.read_bytes()).hexdigest()[:8] if MACHINE.exists() else ""  # itself it is confidential
+    machine = sha256(MACHINE.read_bytes()).hexdigest()[:8] if MACHINE.exists() else ""  # the id itself is confidential
     return f"{socket.gethostname()}/{machine}"
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process started, in ticks of this boot; None if it has ended. Without /proc, only that it is alive."""
+    """When a process started, in ticks of this boot; None if it has ended. Without /proc, only `alive` or None."""
     if not Path("/proc/self/stat").exists():
         try:
             os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""Progress bars of long work, and what keeps it waiting."""
+"""Progress bars for long work, and the time that a thread waits for a processor."""
 
 import sys
 import time
@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 SCHEDULER = Path("/proc/thread-self/schedstat")
-"""Of this thread on Linux: nanoseconds on a processor, nanoseconds in the queue for one, and number of turns."""
+"""This thread's counters on Linux: nanoseconds on a processor, nanoseconds in the queue for one, number of turns."""
 
 
 @contextmanager
 def progress(title: str, rows: int, *, shown: bool = True) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr if that is a terminal, otherwise nothing; yields what advances it by rows."""
+    """Show a progress bar on stderr if that is a terminal; yield a function that advances it by rows."""
     if not shown or not sys.stderr.isatty():
         yield lambda _rows=1: None
         return
@@ -26,13 +26,13 @@ def progress(title: str, rows: int, *, shown: bool = True) -> Iterator[Callable[
 
 
 class Queue:
-    """How much of its time a thread waits for a processor that others hold. Nothing is known of it but on Linux."""
+    """Measures how much of its time a thread waits for a processor that others use. Always 0 except on Linux."""
 
     def __init__(self) -> None:
         self.at_s, self.waited_s = time.monotonic(), _waited_s()
 
     def share(self) -> float:
-        """Share of the time since the last call, or since the beginning, 0 to 1. Call it in the thread it is about."""
+        """Waiting share, 0 to 1, of the time since the last call or the beginning. Call it in the measured thread."""
         before_s, waited_s = self.at_s, self.waited_s
         self.at_s, self.waited_s = time.monotonic(), _waited_s()
         return min(1.0, (self.waited_s - waited_s) / max(self.at_s - before_s, 1e-9))

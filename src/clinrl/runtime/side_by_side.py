@@ -1,12 +1,12 @@
-"""`dvc repro` with stages side by side: each begins as soon as the stages that it follows from have ended.
+"""`dvc repro` with stages side by side: each begins as soon as the stages that it depends on have ended.
 
-DVC runs one stage after another. Here each stage has a thread. What DVC does itself (compare, hash, commit, write
-`dvc.lock`) is one thread's at a time, the one that holds the project's lock: only the commands of stages run at once.
-The first failure and an interrupt end the other commands; the same command goes on with them.
+DVC runs one stage after another. Here each stage has a thread. Only one thread at a time, which holds the project's
+lock, does DVC's own work (compare, hash, commit, write `dvc.lock`): only the commands of stages run at once. The first
+failure, or an interrupt, ends the other commands; the same `dvc repro`, given again, continues them.
 
-A small model gains little from a second thread, so side by side each stage computes with fewer of them
-(`determinism.share`), and alone with all. A stage whose sums depend on their number keeps them, and they sleep while
-they wait (`determinism.settle`).
+A small model gains little from a second thread, so a stage beside others computes with fewer threads
+(`determinism.share`), and a stage alone with all. A stage whose sums depend on the number of threads keeps them all,
+and they sleep while they wait (`determinism.settle`).
 """
 
 import signal
@@ -33,11 +33,11 @@ from clinrl.runtime import determinism
 from clinrl.runtime.child import signal_group
 
 AT_ONCE = 2
-"""Stages at once, at most: a lineage hardly has more that are ready, and a training takes gigabytes of memory."""
+"""The most stages at once: a lineage seldom has more that are ready, and a training takes gigabytes of memory."""
 
 
 def install() -> None:
-    """Have this process's `dvc repro` run stages side by side, where there are two processors or more.
+    """Make this process's `dvc repro` run stages side by side, if there are two processors or more.
 
     Not at the full scale, whose stages share a GPU.
     """
@@ -46,19 +46,19 @@ def install() -> None:
         reproduce._reproduce = partial(_reproduce, at_once, reproduce._reproduce)
 
 
-def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], graph: Any = None, **asked: Any) -> Any:
-    """In place of DVC's function of this name, `in_turn`, with its arguments and its result: the stages that ran."""
+def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], graph: Any = None, **options: Any) -> Any:
+    """In place of DVC's `_reproduce`, which is `in_turn`: same arguments, same result, which is the stages that ran."""
     usual = {"on_error": "fail", "force_downstream": False, "dry": False, "interactive": False}
-    if graph is None or {name: asked.get(name) for name in usual} != usual:
-        return in_turn(stages, graph=graph, **asked)
-    given = {name: value for name, value in asked.items() if name not in ("on_error", "force_downstream")}
+    if graph is None or {name: options.get(name) for name in usual} != usual:
+        return in_turn(stages, graph=graph, **options)
+    given = {name: value for name, value in options.items() if name not in ("on_error", "force_downstream")}
     repo = stages[0].repo
     with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
         commands = Commands(Path(folder) / "running")
         run._run = commands.run
 
         def bring_up_to_date(stage: Any) -> Any:
-            with commands.turn, repo.lock:  # DVC itself gives it back while a command runs
+            with commands.turn, repo.lock:  # DVC itself releases the lock while a command runs
                 return reproduce._reproduce_stage(stage, upstream=[*graph.successors(stage)], **given)
 
         repo.lock.unlock()  # the caller's: each thread takes it for its turn
@@ -74,7 +74,7 @@ def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], gra
 
 
 def _in_order(stages: list[Any], graph: Any, at_once: int, begin: Callable[[Any], Future[Any]]) -> Iterator[Any]:
-    """Begin each stage after those that it follows from, in DVC's order where there is a choice; those that ran.
+    """Run each stage after those that it depends on, else in DVC's order; yield the stages that ran.
 
     Raises DVC's error, which names the stage, at the first that fails.
     """
@@ -97,27 +97,27 @@ def _in_order(stages: list[Any], graph: Any, at_once: int, begin: Callable[[Any]
 
 
 class Commands:
-    """The commands of stages that run now. Their number is in a file, which they find by `determinism.RUNNING`."""
+    """The commands of stages that run now. Their number is in the file `count`, which `determinism.RUNNING` names."""
 
     def __init__(self, count: Path) -> None:
         self.count = count
         self.turn = threading.Lock()
-        """Held by the thread that works as DVC."""
+        """Held by the thread that does DVC's own work."""
         self.changing = threading.Lock()
         self.running: set[subprocess.Popen[str]] = set()
         self.is_over = False
 
     def run(self, executable: str | None, command: str, *, env: dict[str, str], **popen: Any) -> None:
-        """In place of DVC's `_run`: a stage's command, while other threads work as DVC.
+        """In place of DVC's `_run`: run a stage's command, while other threads do DVC's own work.
 
-        Its lines are printed behind the stage's name. Called in a turn, with the project's lock free. Raises
+        Its lines are printed after the stage's name. The caller holds `turn`, and the project's lock is free. Raises
         StageCmdFailedError as DVC does.
         """
         name, began_s = env[DVC_STAGE], time.monotonic()
         env |= {"PYTHONUNBUFFERED": "1", determinism.RUNNING: str(self.count)}
         self.turn.release()
         try:
-            with self._begun(run._make_cmd(executable, command), env=env, **popen) as process:
+            with self._start_process(run._make_cmd(executable, command), env=env, **popen) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     _say(f"{name} | {line.rstrip()}")
@@ -132,12 +132,12 @@ class Commands:
             raise StageCmdFailedError(command, process.returncode)
         _say(f"{name} took {time.monotonic() - began_s:.1f} s")
 
-    def _begun(self, words: Any, **popen: Any) -> "subprocess.Popen[str]":
-        """A process in a group of its own, so that all that it started can be asked to end; none after the end."""
+    def _start_process(self, words: Any, **popen: Any) -> "subprocess.Popen[str]":
+        """Start a process in a group of its own, so that `end` reaches all its children; not after `end`."""
         with self.changing:
             if self.is_over:
                 raise KeyboardInterrupt
-            write_text(self.count, str(len(self.running) + 1))  # before it begins, since it reads that
+            write_text(self.count, str(len(self.running) + 1))  # before the process begins, since it reads the file
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 errors="replace", process_group=0, **popen,

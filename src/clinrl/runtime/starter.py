@@ -1,8 +1,8 @@
-"""A stage ends with whoever started it, however that one ends.
+"""A stage ends with the process that started it, however that process ends.
 
-DVC does not end what it runs when it is killed itself: a training would go on, and write, for hours. A stage that was
-started by DVC, or below a process that the environment names, therefore looks four times a second whether that one is
-still among its ancestors. What a person started by hand follows nobody: it may outlive its shell.
+A killed DVC does not end the stages that it runs: a training would go on, and write, for hours. A stage that was
+started by DVC, or below a process that the environment names, therefore checks four times a second whether that process
+is still among its ancestors. A stage that a person started by hand follows no process: it may outlive its shell.
 """
 
 import ctypes
@@ -21,35 +21,37 @@ if TYPE_CHECKING:
     from psutil import Process
 
 STARTER = "CLINRL_STARTER"
-"""Names, by its number, the process that every stage below it ends with. `child` and `make demo` set it."""
+"""The variable with the number of the process that every stage below it ends with. `child` and `make demo` set it."""
 GONE = signal.SIGUSR1
-"""What a stage sends itself first. Unlike SIGTERM it is nobody else's, so it is never taken for a second request."""
+"""The signal that a stage sends itself first. Only stages use it, so unlike SIGTERM it is never a second request."""
 EVERY_S = 0.25
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 GRACE_S = 2.0
 """Seconds from the first request to the kill: a step of an embedded training and its checkpoint."""
 DVCS = ("DVC_ROOT", "DVC_STAGE")
-"""What DVC sets for a stage, and for nothing else."""
+"""Variables that DVC sets for a stage, and for nothing else."""
 SHELLS = {"sh", "ash", "bash", "dash", "fish", "ksh", "zsh"}
-"""DVC starts a stage through one of these, which may stay between the two."""
+"""DVC starts a stage through one of these, which may stay between DVC and the stage."""
 
 
 def follow() -> None:
     """End this process with its starter: first by KeyboardInterrupt, after GRACE_S by SIGKILL.
 
-    Does nothing where nobody is to be followed. Raises Refused if the starter has ended already.
+    Does nothing if there is no process to follow. Raises Refused if the starter has ended already.
     """
     starter = _starter()
     if starter is None:
         return
     if not is_above(starter):
-        raise Refused("whoever started this stage has ended, so it does not begin; give the same command again")
+        raise Refused(
+            "the process that started this stage has ended, so the stage does not begin; give the same command again"
+        )
     signal.signal(GONE, _interrupt)
     watch(starter, end)
 
 
 def watch(ancestor: int, gone: Callable[[], object]) -> None:
-    """Call `gone`, in a thread of its own, once the process with this number is no ancestor of this one any more."""
+    """Call `gone`, in a thread of its own, once the process with this number is no longer an ancestor of this one."""
 
     def look() -> None:
         while is_above(ancestor):
@@ -60,12 +62,12 @@ def watch(ancestor: int, gone: Callable[[], object]) -> None:
 
 
 def is_above(pid: int) -> bool:
-    """Whether a process is an ancestor of this one. Who is killed loses its children at once, so it is not."""
+    """Whether a process is an ancestor of this one. A killed process is none: it loses its children at once."""
     return pid in (process.pid for process in _ancestors())
 
 
 def _interrupt(number: int, _frame: object) -> None:
-    signal.signal(number, signal.SIG_IGN)  # an end that is told twice must not interrupt what the first began
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup that the first began
     raise KeyboardInterrupt
 
 
@@ -77,19 +79,19 @@ def end() -> None:
 
 
 def _starter() -> int | None:
-    """Whom this process follows: who is named, or else DVC, or else nobody."""
+    """The process that this one follows: the named one, or else DVC; 0 if it is gone, None if there is none."""
     if named := os.environ.get(STARTER):
         return int(named) if named.isdecimal() else 0
     if not all(os.environ.get(name) for name in DVCS):
         return None
     found = next((process.pid for process in _ancestors() if _name(process) not in SHELLS), 0)
-    # A stage shares the session of its DVC. Whoever adopts one that lost its DVC before it could look does not.
+    # A stage shares the session of its DVC; a process that adopted the stage after DVC's early end does not.
     return found if found and os.getsid(found) == os.getsid(0) else 0
 
 
 def _ancestors() -> "Iterator[Process]":
-    """This process's ancestors, its parent first, up to one that ends meanwhile. None is looked at before its turn."""
-    import psutil  # not at the head: who follows nobody may not have it
+    """Yield this process's ancestors, its parent first, up to one that ends meanwhile. Each is looked up in turn."""
+    import psutil  # not at the head: a process that follows none may not have it
 
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process()
@@ -107,9 +109,9 @@ def _name(process: "Process") -> str:
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent dies, even by SIGKILL: by the kernel on Linux.
+    """Have this process killed when its parent dies, even by SIGKILL; on Linux the kernel does it, else a thread.
 
-    For the worker and the forks of a stage. Without it a killed parent would drop its lock while the child went on
+    For the worker and the forks of a stage. Without it a killed parent would release its lock while the child went on
     writing.
     """
     if sys.platform != "linux":
@@ -118,5 +120,5 @@ def die_with(parent: int) -> None:
     pr_set_pdeathsig = 1
     if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the request
+    if os.getppid() != parent:  # the parent died before the request
         os.kill(os.getpid(), signal.SIGKILL)

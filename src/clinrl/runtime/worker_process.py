@@ -1,4 +1,4 @@
-"""The worker's process: started in a session of its own, told of signals, and never left behind."""
+"""The worker's process: it has a session of its own, gets this process's signals, and never outlives this process."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def run_worker(spec: Path, *, several: bool = False) -> int:
     """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
 
     A second signal kills the worker's whole group. The worker dies with this process, however this process ends. With
-    `several`, so many as the spec says are started on this machine, and the code is that of one which failed.
+    `several`, as many workers as the spec says start on this machine, and the code is that of one that failed.
     """
     arguments = [str(spec), str(os.getpid())]
     child: Child
@@ -41,7 +41,7 @@ def run_worker(spec: Path, *, several: bool = False) -> int:
     try:
         with _forwarded(child):
             code = child.wait()
-        return 128 - code if several and code > 128 else code  # of a process below it that a signal ended
+        return 128 - code if several and code > 128 else code  # a signal ended a process below
     finally:
         signal_group(child.pid, signal.SIGKILL)
         child.wait(GRACE_S)
@@ -49,10 +49,10 @@ def run_worker(spec: Path, *, several: bool = False) -> int:
 
 @contextmanager
 def live_metrics(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Send the run's metrics to MLflow, if it is used here, from a process that the training does not depend on.
+    """Send the run's metrics to MLflow, if MLflow is used here, from a process that the training does not depend on.
 
-    Call what is yielded with MLflow's word for how the run ended. The process ends with this one, however it ends:
-    its standard input is closed then.
+    Yields a function to call with MLflow's word for how the run ended. The process ends with this one, however this one
+    ends, because its standard input is then closed.
     """
     ends: list[str] = []
     sender = None

@@ -71,7 +71,7 @@ def stage(params: Params, version: str) -> None:
         write_json(folder / paths.TRAINING_FILE, tracked)
         if not _completed(folder, spec["trainer"]["steps"]):
             needs.check(params, version, read_machine())
-            step_time.tell(params, version, read_machine())
+            step_time.announce(params, version, read_machine())
             # The worker may die before it writes a status. That of an earlier attempt must not pass for its own.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
             for file in folder.glob(OTHERS.format("*")):

@@ -26,7 +26,7 @@ from clinrl.config.recipes import Phase, Trainer
 from clinrl.data.sampling import phase_of
 from clinrl.errors import TrainingError
 from clinrl.models import bases, hub, opening
-from clinrl.models.chat import encode, encoded, end_tokens, render, results, spelt
+from clinrl.models.chat import encode, encode_pieces, end_tokens, render, results, to_pieces
 from clinrl.models.generate import check_room, window
 from clinrl.models.judges import Judges
 from clinrl.models.rollout import schemas
@@ -184,10 +184,10 @@ def sft_trainer(
     tools = schemas(task)
     distinct = {id(row): row for row in rows}
     taught = [
-        spelt(tokenizer, task.prompt(row.case.facts), row.transcript, row.thinking, tools, tokenizer.eos_token)
+        to_pieces(tokenizer, task.prompt(row.case.facts), row.transcript, row.thinking, tools, tokenizer.eos_token)
         for row in distinct.values()
     ]
-    found = dict(zip(distinct, encoded(tokenizer, taught), strict=True))
+    found = dict(zip(distinct, encode_pieces(tokenizer, taught), strict=True))
     examples = [found[id(row)] for row in rows]
     check_room([row.case.id for row in rows], [len(ids) for ids, _ in examples], 0, window(model))
     dataset = Dataset.from_dict(
