@@ -29,6 +29,7 @@ from clinrl.release.moves import (
     recorded_before,
     recorded_champion,
     recorded_champions,
+    rolled_back_by,
 )
 from clinrl.release.standing import check_servable
 from clinrl.signing import approval as approvals
@@ -157,9 +158,9 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
     such rollbacks, and the audit log says so. The same call completes one that was killed half way. Where a promotion
     was killed while both names were one version's, or somebody deleted `previous`, the audit log says which was
     champion before. Raises GateError if there is no previous champion, if the registry lost it, if the champion is
-    another than `of`, if the last move was a rollback and `of` is not given, if the audit log does not know that the
-    previous one ever was champion, or if `approver` is no name; SignatureError if this machine's key is not that
-    person's; Busy as `promote` does.
+    another than `of`, if the previous one was rolled back and `of` is not given, if the audit log does not know that it
+    ever was champion, or if `approver` is no name; SignatureError if this machine's key is not that person's; Busy as
+    `promote` does.
     """
     approver = check_approver(approver)
     with _moving(model):
@@ -175,7 +176,7 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
         if recorded not in (None, now.digest):  # the names moved, wholly or in part, and the audit log does not say so
             now, before = _registered(model, recorded), now
         if of and now.digest != of:
-            raise GateError(f"{now.name} is the champion of {model} by now; nothing was rolled back")
+            raise GateError(f"{now.name}, number {now.number}, is the champion of {model}; nothing was rolled back")
         former = recorded_before(model, lines, now.digest)
         # A promotion was cut short after it had moved the first of the two names, or somebody deleted that.
         if before is None or now.digest == before.digest:
@@ -193,12 +194,14 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
                 f"{before.name} is the previous champion of {model} by name only: {paths.audit_log()} knows of another "
                 "before this one; move the name back in MLflow"
             )
-        moved = last_move(model, lines)
-        if not of and moved and moved.kind == "rollback":
+        # Approvals aside: one that was cut short before the name moved promoted nothing.
+        person = rolled_back_by(model, [line for line in lines if line.kind != "approval"], before.digest)
+        if not of and person:  # by number, since a name may have been trained more than once
             raise GateError(
-                f"{moved.body['approver']} rolled {before.name} back, and {now.name} is the champion of {model} again; "
-                f"`clinrl rollback {model} --from {now.name}` undoes that"
+                f"{person} rolled {before.name} back, and {now.name} is the champion of {model} again; "
+                f"`clinrl rollback {model} --from {now.number}` undoes that"
             )
+        moved = last_move(model, lines)
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
         body |= {"moved": moved.digest if moved else None}  # for this turn alone
         body |= {"beforehand": True} if beforehand else {}
