@@ -96,7 +96,7 @@ make_backup() {
         [[ $place == s3://* || -d $place ]] || fail "$place is neither a folder that is here nor s3://; nothing was backed up"
     done
     mkdir -p "$folder/checkout"
-    while :; do  # a release or a rollback beside this is in both the log and the database, or in neither
+    while :; do  # a release or a rollback beside this is in both log and database, in neither, or as after a kill
         [[ ! -e $audit_log ]] || cp -aL --parents "$audit_log" "$folder/checkout"
         case $store in  # before the artefacts, which are only ever added to: what the copy names is there
             sqlite:///*)

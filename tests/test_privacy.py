@@ -147,6 +147,7 @@ def told(text: str):
     return lambda case: case["facts"].update(narrative=f"{case['facts']['narrative']} {text}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "columns"),
     [

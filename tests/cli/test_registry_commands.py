@@ -169,6 +169,7 @@ def test_a_rollback_says_that_the_full_model_is_still_champion(run):
     assert said.startswith("clinrl: v2-full, the full model of v2, is still the champion of esi-merged; ")
     assert run("rollback", "esi", "--approver", "Ada Lovelace")[0] == 1
     assert run("rollback", "esi", "--from", "v2", "--approver", "Ada Lovelace")[0] == 1
+    assert run("rollback", "esi", "--from", "champion", "--approver", "Ada Lovelace")[0] == 2
     code, (row,), said = run("rollback", "esi", "--from", "v1", "--approver", "Ada Lovelace")
     assert (code, row["version"], said) == (0, "v2", "")
 

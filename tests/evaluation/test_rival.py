@@ -20,6 +20,8 @@ from clinrl.evaluation.rival import training_cases
 from clinrl.models.pretrain import corpus
 from clinrl.tasks.base import get_task
 
+pytestmark = pytest.mark.long
+
 RECORD = Path("data/reports/exams/imaging/trees.json")
 
 
@@ -36,7 +38,6 @@ def project(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield Params.model_validate(contest.mapping())
 
 
-@pytest.mark.long
 def test_it_learned_from_the_base_and_the_data_and_left_a_record(project: Params) -> None:
     record = Record.model_validate_json(RECORD.read_bytes())
     assert record.learned == {"base corpus": 300, "d1": 60}

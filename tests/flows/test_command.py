@@ -118,6 +118,7 @@ def test_what_cannot_be_is_said_before_anything_starts(
     assert not Path(".clinrl/prefect").exists()
 
 
+@pytest.mark.long
 def test_the_command_ends_with_its_code_and_its_sentence(project: Path) -> None:
     done = flow("reproduce", "v22")
     assert (done.returncode, done.stdout) == (2, "")

@@ -72,6 +72,7 @@ def params(project: Path) -> Params:
     return load_params()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_order_of_a_flow_is_an_order_of_the_graph(params: Params, version: str) -> None:
     from dvc.repo import Repo

@@ -45,7 +45,7 @@ from clinrl_loader import Untrusted
 from forks import fork
 from unpickled import strangers
 
-pytestmark = pytest.mark.usefixtures("few_draws")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("few_draws")]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "Alice Smith, 61, chest pain since noon"
@@ -143,7 +143,6 @@ def narratives():
     return [case.facts.narrative for case in read_cases(paths.cases("x1"), pyfunc.get_task("esi"))]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("model", "name"), [("esi", "v1"), ("esi-merged", exhibits.FOLDED)])
 def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, model, name):
     cases = list(read_cases(paths.cases("x1"), pyfunc.get_task("esi")))
@@ -176,7 +175,6 @@ def alone(loaded):
     return loaded.predict(pd.DataFrame({"narrative": [SECRET]})).iloc[0].to_dict()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
@@ -632,7 +630,6 @@ print(json.dumps({"code": clinrl.__file__, "rows": table.to_dict("records")}))
 """
 
 
-@pytest.mark.long
 @either_way
 def test_a_colleague_loads_the_alias_from_anywhere_with_the_code_that_came_with_it(
     project, root, loaded, tmp_path, run
@@ -733,7 +730,6 @@ def test_a_list_of_facts_comes_as_json_text():
             pyfunc._read_facts(facts, row | {"evidence": text}, [])
 
 
-@pytest.mark.long
 def test_torch_is_not_imported_before_a_model_that_is_loaded_chooses_its_kernels():
     code = "import sys, mlflow.pyfunc, pandas, clinrl_loader; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0

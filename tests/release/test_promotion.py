@@ -184,17 +184,29 @@ def test_promoting_twice_is_promoting_once(params):
 def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
     assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
     assert standing.outcome(params, "v2") == "v2 gave way to v1"
-    with pytest.raises(GateError, match="v1 is the champion of esi by now; nothing was rolled back"):
+    with pytest.raises(GateError, match="v1, number 1, is the champion of esi; nothing was rolled back"):
         promotion.rollback(params, "esi", approver=ADA, of=versions.find("esi", "v2").digest)
 
     promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
-    with pytest.raises(GateError, match="again; `clinrl rollback esi --from v2` undoes that"):
+    with pytest.raises(GateError, match="again; `clinrl rollback esi --from 2` undoes that"):
         promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), kinds()[-2:]) == ("v2", ["promotion", "rollback"])
     promotion.rollback(params, "esi", approver=ADA, of=versions.find("esi", "v2").digest)
     assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
     assert kinds()[-2:] == ["rollback", "rollback"]
+
+
+@after("v1")
+def test_what_was_rolled_back_does_not_return_though_its_successor_was_approved_anew(params, monkeypatch):
+    promotion.rollback(params, "esi", approver=ADA)
+    with monkeypatch.context() as patch:
+        patch.setattr(promotion, "_needs_approval", lambda *_: True)  # as after a change of keys
+        promoted(params, "v2")
+    assert kinds()[-2:] == ["approval", "promotion"]
+    with pytest.raises(GateError, match=f"{ADA} rolled v1 back"):
+        promotion.rollback(params, "esi", approver=ADA)
+    assert champion() == "v2"
 
 
 @after("v1")

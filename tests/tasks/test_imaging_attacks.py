@@ -86,6 +86,7 @@ def test_corrected_arms_withstand_what_they_claim(arm, judge):
     assert claimed(reward) == (frozenset(ATTACKS) if arm in ("llm-eval", "custom-embedding") else ON_LABEL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arm", CORRECTED)
 def test_nothing_earns_more_than_gold_under_a_corrected_arm(arm):
     assert all(attack <= gold + 1e-6 for attack, gold in found(CORRECTED[arm], gullible_judge).values())

@@ -18,7 +18,8 @@ from clinrl.config.params import load_params
 from clinrl.pipeline import propose
 from clinrl.pipeline.propose import DRAFTS
 from clinrl.provenance import stages
-from clinrl.release import audit_log
+from clinrl.registry import versions
+from clinrl.release import audit_log, promotion
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import Signer
 
@@ -113,6 +114,12 @@ def approve(run: str, ada: Signer) -> None:
     decision = next(line.body for line in reversed(lines) if line.kind == "decision")
     signed = approval.token(artifacts.digest(decision), ADA, ada)
     resume_flow_run(run, run_input={"approve": True, "approver": ADA, "token": signed, "note": "as the gate says"})
+
+
+def bring_back() -> None:
+    """Undo the last rollback, as Grace does."""
+    champion = versions.find("esi", versions.CHAMPION)
+    promotion.rollback(load_params(), "esi", approver=GRACE, of=champion.digest)
 
 
 def write_project(root: Path, folder: Path, ada: Signer, *, is_toy: bool) -> None:

@@ -19,9 +19,13 @@ import disk  # noqa: E402
 import timeline  # noqa: E402
 import world  # noqa: E402
 
+import champions  # noqa: E402
+import examined  # noqa: E402
 import forks  # noqa: E402
 from clinrl.config.files import read_files  # noqa: E402
-from clinrl.config.params import Params  # noqa: E402
+from clinrl.config.params import Params, load_params  # noqa: E402
+from clinrl.registry import versions  # noqa: E402
+from clinrl.release import promotion  # noqa: E402
 from clinrl.watching import store  # noqa: E402
 
 
@@ -130,6 +134,19 @@ def test_nothing_is_counted_before_the_server_has_written_anything_down(
     store.add("esi", "v1", {}, {"a": ("think", "2")}, keep_days=7)
     assert year.are_counted(["a"])
     assert not year.are_counted(["a", "b"])
+
+
+@pytest.mark.long
+def test_a_person_brings_back_what_was_rolled_back_for_poisoned_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import people
+
+    examined.copy(champions.built(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    promotion.rollback(load_params(), "esi", approver=people.GRACE)
+    people.bring_back()
+    assert versions.find("esi", "champion").name == "v1"
 
 
 def test_the_promises_are_counted_from_the_weeks() -> None:

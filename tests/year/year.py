@@ -46,7 +46,7 @@ from clinrl.config.params import load_params  # noqa: E402
 from clinrl.evaluation.answers import load_report  # noqa: E402
 from clinrl.pipeline import propose  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
-from clinrl.release import audit_log, promotion  # noqa: E402
+from clinrl.release import audit_log  # noqa: E402
 from clinrl.runtime import child, determinism, starter  # noqa: E402
 from clinrl.runtime.forkserver import Fork  # noqa: E402
 from clinrl.runtime.guard import listen  # noqa: E402
@@ -328,7 +328,7 @@ def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
             people.commit("rolled back")
     if week == world.RESTORED and hospital.misled:
         with hospital.asking(lost):
-            hospital.call(lambda: promotion.rollback(load_params(), "esi", approver=people.GRACE).name)
+            hospital.call(people.bring_back)
             people.commit("the labels of last week were poisoned")
     hospital.misled |= bool(rolled) and world.is_so(week, world.POISON)
     critical = [one for one in answers if one.request.level <= 2]

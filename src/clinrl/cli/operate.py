@@ -149,7 +149,7 @@ RELEASE = {
         arguments=(
             MODEL,
             APPROVER,
-            arg("--from", dest="champion", metavar="NAME", help="the champion that is to go, if no other is by now"),
+            arg("--from", dest="champion", metavar="NAME", help="name or number of the champion that is to go"),
         ),
         also="revert undo previous demote",
     ),

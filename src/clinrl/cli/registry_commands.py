@@ -91,10 +91,14 @@ def promote(params: Params, name: str, *, approver: str, token: str | None = Non
 def rollback(params: Params, name: str, *, approver: str, champion: str | None = None) -> None:
     """Make the previous champion of a registered model the champion again and print its row.
 
-    `champion` names the version that is to be demoted; without it a rollback is not undone. Warns on stderr if the full
-    model of the demoted version is still a champion.
+    `champion` is the name or number of the version that is to be demoted; without it a rollback is not undone. Warns on
+    stderr if the full model of the demoted version is still a champion. Raises ParamsError for an alias, which would
+    name another version when the command is given twice.
     """
-    of = registry.find(name, champion).digest if champion else ""
+    entry = registry.find(name, champion) if champion else None
+    if entry and champion in entry.aliases:
+        raise ParamsError(f"--from {champion} is an alias, which moves; name the version: --from {entry.number}")
+    of = entry.digest if entry else ""
     _show(promotion.rollback(params, name, approver=approver, of=of))
     gone = registry.holder(name, promotion.PREVIOUS)
     full = registry.holder(name + MERGED, registry.CHAMPION)

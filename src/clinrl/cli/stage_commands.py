@@ -39,7 +39,7 @@ def stage(source: Path, address: str) -> int:
 
 def make(params: Params, source: Path, command: str, name: str) -> None:
     """Run a stage and sign a statement of its inputs and outputs. Warns of inputs that dvc.lock does not record."""
-    _warn_of_strangers(command, name)
+    _warn_of_inputs(command, name)
     import_module(f"clinrl.{COMMANDS[command].stage}").stage(params, name)
     statements.record(command, name, params.scale, source=source)
 
@@ -51,7 +51,7 @@ def _guard() -> None:
         dvc_state.keep()
 
 
-def _warn_of_strangers(command: str, name: str) -> None:
+def _warn_of_inputs(command: str, name: str) -> None:
     """Warn of inputs that dvc.lock does not record, if a person runs the stage. DVC checks the stages that it runs."""
     if "DVC_STAGE" in os.environ:
         return

@@ -29,6 +29,7 @@ from clinrl.release.moves import (
     recorded_before,
     recorded_champion,
     recorded_champions,
+    rolled_back_by,
 )
 from clinrl.release.standing import check_servable
 from clinrl.signing import approval as approvals
@@ -153,13 +154,13 @@ def refuse(params: Params, decision: Decision, reason: str) -> None:
 def rollback(params: Params, model: str, *, approver: str, of: str = "", beforehand: bool = False) -> Entry:
     """Make the previous champion the champion again, and the champion `previous`.
 
-    `of` is the digest of the champion to replace. Without `of`, a rollback that follows a rollback is refused: two
-    people, or one who gives the command twice, would bring a bad champion back. `beforehand` records that `approver`
+    `of` is the digest of the champion to replace. Without `of`, a version that was rolled back does not come
+    back: two people, or one who gives the command twice, would bring a bad champion back. `beforehand` records that `approver`
     agreed to such rollbacks in advance, and that nobody looked at this case. The same call completes a rollback that
     was killed half way. Where a promotion was killed while both aliases named one version, or somebody deleted
     `previous`, the audit log says which version was champion before. Raises GateError if there is no previous champion,
-    if the registry lost it, if the champion is another than `of`, if the last move was a rollback and `of` is not
-    given, if `previous` was not the last champion before this one by the audit log, or if `approver` is no valid name;
+    if the registry lost it, if the champion is another than `of`, if the previous one was rolled back and `of` is
+    not given, if `previous` was not the last champion before this one by the audit log, or if `approver` is no valid name;
     SignatureError if this machine's key is not that person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
@@ -176,7 +177,7 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
         if recorded not in (None, now.digest):  # one or both aliases moved without a line in the audit log
             now, before = _registered(model, recorded), now
         if of and now.digest != of:
-            raise GateError(f"{now.name} is the champion of {model} by now; nothing was rolled back")
+            raise GateError(f"{now.name}, number {now.number}, is the champion of {model}; nothing was rolled back")
         former = recorded_before(model, lines, now.digest)
         # A promotion was cut short after it had moved `previous`, which moves first, or somebody deleted that alias.
         if before is None or now.digest == before.digest:
@@ -194,12 +195,14 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
                 f"{before.name} is the previous champion of {model} by name only: {paths.audit_log()} knows of another "
                 "before this one; move the name back in MLflow"
             )
-        moved = last_move(model, lines)
-        if not of and moved and moved.kind == "rollback":
+        # Approvals aside: one that was cut short before the name moved promoted nothing.
+        person = rolled_back_by(model, [line for line in lines if line.kind != "approval"], before.digest)
+        if not of and person:  # by number, since a name may have been trained more than once
             raise GateError(
-                f"{moved.body['approver']} rolled {before.name} back, and {now.name} is the champion of {model} again; "
-                f"`clinrl rollback {model} --from {now.name}` undoes that"
+                f"{person} rolled {before.name} back, and {now.name} is the champion of {model} again; "
+                f"`clinrl rollback {model} --from {now.number}` undoes that"
             )
+        moved = last_move(model, lines)
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
         body |= {"moved": moved.digest if moved else None}  # so that the approval counts for this turn alone
         body |= {"beforehand": True} if beforehand else {}
