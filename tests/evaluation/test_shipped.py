@@ -30,6 +30,7 @@ def asked(capsys, *words):
     return json.loads(out)
 
 
+@pytest.mark.long
 def test_the_case_follows_from_the_seed_and_is_of_no_exam_and_no_training(project, capsys):
     task, found = get_task("esi"), asked(capsys, "--seed", "3")
     (case,) = task.cases(1, 3, pool="mine", mix="natural")
@@ -50,6 +51,7 @@ def test_the_case_follows_from_the_seed_and_is_of_no_exam_and_no_training(projec
     assert {row["n"] for row in rows} == {10}
 
 
+@pytest.mark.long
 def test_text_has_the_case_once_and_colours_on_a_terminal_alone(project, capsys, monkeypatch):
     assert cli.main(["try"]) == 0
     plain, err = capsys.readouterr()

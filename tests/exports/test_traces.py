@@ -20,7 +20,7 @@ from clinrl.registry.versions import find, register
 from clinrl.tasks.base import get_task, parts_of
 from clinrl.tracking.mlflow_store import connect, store
 
-pytestmark = pytest.mark.usefixtures("few_draws")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("few_draws")]
 
 
 def search(where=None, task="esi", **options):
@@ -67,7 +67,6 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.long
 def test_mlflow_finds_answers_by_score_label_and_tag(entered):
     for mode in examined.params().modes:
         found = search(f"feedback.correct = 'false' AND tags.mode = '{mode}'")
@@ -118,7 +117,6 @@ def test_the_exam_is_one_evaluation_dataset_and_the_pages_open_on_answers(entere
     assert tags["mlflow.experiment.primaryMetric.name"] == "think/reward"
 
 
-@pytest.mark.long
 def test_the_sample_is_wrong_answers_first_and_nothing_is_logged_twice(project, monkeypatch, capsys):
     wrong = {mode: wrong_ids("v2", mode) for mode in examined.params().modes}
     most = len(wrong["think"]) + 3
@@ -134,7 +132,6 @@ def test_the_sample_is_wrong_answers_first_and_nothing_is_logged_twice(project, 
     assert f"v2: {80 - 2 * most} traces are new, {2 * most} were there" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_what_was_killed_is_completed(project, monkeypatch):
     from mlflow.tracing.client import TracingClient
 
@@ -200,7 +197,6 @@ def test_a_version_that_is_not_registered_as_examined_is_refused(project):
     assert len(search()) == traces_before
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_erased", [False, True])
 def test_a_version_whose_run_was_deleted_is_logged_once_it_is_registered_again(project, monkeypatch, capsys, is_erased):
     with connect() as client:

@@ -52,6 +52,7 @@ def dvc(stage: str) -> list[str]:
     return [sys.executable, "-m", "dvc", "repro", "--single-item", stage]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_starter_that_is_killed(here: Path, number: int) -> None:
     program = f"from clinrl.runtime import child; child.run({dvc('endless')!r}, print)"

@@ -73,6 +73,7 @@ def test_what_a_layer_keeps_is_what_autograd_saves_in_the_real_layer(config):
     assert 0.9 * real <= size.layers <= 2 * real
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("repo", "billions"),
     [

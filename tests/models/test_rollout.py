@@ -222,6 +222,7 @@ def test_decoding_stops_at_the_end_of_turn_and_keeps_think_tags(doll):
     assert decode(tokenizer, [], {tokenizer.eos_token_id}).stop == "max_tokens"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["think", "direct"])
 def test_greedy_transcripts_do_not_depend_on_batches_or_order(doll, mode):
     params, model, tokenizer, task, cases = doll
@@ -238,6 +239,7 @@ def test_greedy_transcripts_do_not_depend_on_batches_or_order(doll, mode):
     assert again == [many[i] for i in shuffled]
 
 
+@pytest.mark.long
 def test_sampling_obeys_its_seed_and_leaves_the_global_one(doll):
     import torch
 

@@ -26,6 +26,8 @@ from clinrl.pipeline import preregister
 from clinrl.tasks.imaging.metrics import MBA, METRICS
 from clinrl.tasks.parts import Share
 
+pytestmark = pytest.mark.long
+
 FILE = paths.preregistration("recipes")
 ROWS = ("better", "plain")
 
@@ -77,7 +79,6 @@ def tables() -> str:
     return (paths.comparison_pages("recipes") / "tables.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.long
 def test_a_plan_that_was_registered_before_the_runs_leads_the_report(before):
     preregister.stage(planned(), "recipes")
     written = FILE.read_bytes()
@@ -100,7 +101,6 @@ def test_a_plan_that_was_registered_before_the_runs_leads_the_report(before):
     assert FILE.read_bytes() == written
 
 
-@pytest.mark.long
 def test_the_test_is_a_part_of_the_plan(before):
     preregister.stage(planned(), "recipes")
     written = json.loads(FILE.read_bytes())
@@ -123,7 +123,6 @@ def test_another_rule_has_another_digest(monkeypatch):
     assert rule_digest() != before
 
 
-@pytest.mark.long
 def test_beside_what_is_not_shown_stands_what_could_have_been(before):
     plan = planned(first="plain", second="base", discordant=0.7)
     preregister.stage(plan, "recipes")
@@ -163,7 +162,6 @@ def test_cases_outside_of_the_measure_do_not_count(before):
     assert written["clusters"] == len({contest.TASK.reporting.cluster(case) for case in held})
 
 
-@pytest.mark.long
 def test_after_the_runs_only_a_retrospective_plan_is_written_and_the_report_says_so(examined):
     with pytest.raises(ArtefactError, match=r"better-1 took its exam already, by data/reports/better-1, and what is"):
         preregister.stage(planned(), "recipes")
@@ -274,7 +272,6 @@ def test_a_metric_that_judges_otherwise_stops_the_report(before, monkeypatch):
         compare.stage(planned(), "recipes")
 
 
-@pytest.mark.long
 def test_free_text_and_how_a_run_is_handled_may_change(before):
     preregister.stage(planned(), "recipes")
     run(before)
@@ -286,7 +283,6 @@ def test_free_text_and_how_a_run_is_handled_may_change(before):
     assert report().primary is not None
 
 
-@pytest.mark.long
 def test_the_discordant_share_follows_from_the_errors_of_the_parent(before):
     mapping = content(discordant=None)
     mapping["datasets"]["m1"] = mapping["datasets"]["x1"] | {"use": "mine"}

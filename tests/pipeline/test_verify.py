@@ -173,6 +173,7 @@ def test_a_deterministic_lineage_is_equal_file_by_file(
     shutil.rmtree(project / "data/attestations")
 
 
+@pytest.mark.long
 def test_who_cannot_sign_hears_so_before_the_rebuild(verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLINRL_SIGNING_KEY", "no key")
     monkeypatch.setattr(verify, "_rebuild", None)
@@ -191,6 +192,7 @@ def test_a_file_that_changes_with_the_hash_seed_is_named_and_nothing_attested(pr
     assert differing == {("train@sets", "dvc.lock"), *after}
 
 
+@pytest.mark.long
 def test_the_base_is_rebuilt_under_its_own_address(project: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(project)
     (project / "stray.txt").write_text("")

@@ -107,6 +107,7 @@ def test_every_value_is_what_its_file_says_at_its_key(committed):
     assert found > 1000
 
 
+@pytest.mark.long
 def test_the_committed_reports_make_the_same_bytes_twice_and_no_time_is_in_them(committed, tmp_path):
     dossier.stage(committed, PARAMS, "esi-v49")
     dossier.stage(committed, PARAMS, "esi-v49", out=tmp_path / "again")

@@ -106,6 +106,7 @@ def test_scripts_and_own_pages_get_in(place: str, method: str, headers: dict[str
     assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "headers"),
     [

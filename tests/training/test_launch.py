@@ -275,6 +275,7 @@ def test_a_quantised_base_trains_an_adapter_in_full_precision(project):
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
 
 
+@pytest.mark.long
 def test_a_recipe_may_hold_the_embedded_base_in_four_bits(trained):
     from safetensors.torch import load_file
 
@@ -427,6 +428,7 @@ worker.main([sys.argv[1]])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("machine", "environment", "gpu"),
     [
@@ -572,6 +574,7 @@ def test_a_placebo_is_paid_and_the_terms_stay_those_of_the_score(scorer):
         assert logged[name] == honest[name]
 
 
+@pytest.mark.long
 def test_a_training_on_a_placebo_says_so(project):
     assert "placebo" not in launch.resolve(PARAMS, "v3")[0]
     profiles = json.loads(json.dumps(PROFILES), object_hook=dolls._integer_keys)

@@ -578,6 +578,7 @@ def trained_on_a_wrong_path() -> tuple[dict[str, bytes], str]:
         return trained.__wrapped__(loss_path="shared"), stderr.getvalue()
 
 
+@pytest.mark.long
 def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_stock_one():
     stock = trained()
     shared, errors = trained_on_a_wrong_path()

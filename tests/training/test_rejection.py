@@ -23,6 +23,8 @@ from clinrl.training import callback, launch, rejection
 from clinrl.training.rows import Row
 from samplers import ScriptedSampler
 
+pytestmark = pytest.mark.long
+
 TASK = get_task("esi")
 CASES = list(TASK.cases(6, 1, pool="train", mix="balanced"))
 TRAINER = {
@@ -172,7 +174,6 @@ def project(trained, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.long
 def test_a_version_says_what_was_sampled_and_trained(trained, monkeypatch):
     monkeypatch.chdir(trained)
     folder = paths.adapter("v4")
@@ -191,7 +192,6 @@ class Killed(BaseException):
     """An end that nothing in a run catches or prepares for."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("where", ["nowhere", "sampling", "steps"])
 def test_runs_give_the_same_bytes_wherever_they_were_killed(trained, project, monkeypatch, where):
     at = {"sampling": (rejection, "scores", 4), "steps": (callback.Watch, "on_log", 3)}.get(where)
@@ -217,7 +217,6 @@ def test_runs_give_the_same_bytes_wherever_they_were_killed(trained, project, mo
     assert dolls.files(paths.adapter("v4")) == dolls.files(trained / paths.adapter("v4"))
 
 
-@pytest.mark.long
 def test_a_run_that_is_stopped_while_it_samples_goes_on_from_there(trained, project, monkeypatch):
     monkeypatch.setattr(rejection, "TOGETHER", 4)
     calls, score = [], rejection.scores

@@ -60,6 +60,7 @@ def test_other_cases_of_the_kind_raise_no_alarm_at_any_look(exam: Any) -> None:
     assert all(drift(so_far, known, Watch())[1] > 0.05 for so_far in days(reader, shown))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("feature", "changed"),
     [

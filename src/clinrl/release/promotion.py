@@ -154,13 +154,13 @@ def refuse(params: Params, decision: Decision, reason: str) -> None:
 def rollback(params: Params, model: str, *, approver: str, of: str = "", beforehand: bool = False) -> Entry:
     """Make the previous champion the champion again, and the champion `previous`.
 
-    `of` is the digest of the champion to replace. Without `of`, a version that was rolled back does not come
-    back: two people, or one who gives the command twice, would bring a bad champion back. `beforehand` records that `approver`
+    `of` is the digest of the champion to replace. Without `of`, a version that was rolled back does not come back: two
+    people, or one who gives the command twice, would restore a bad champion. `beforehand` records that `approver`
     agreed to such rollbacks in advance, and that nobody looked at this case. The same call completes a rollback that
     was killed half way. Where a promotion was killed while both aliases named one version, or somebody deleted
     `previous`, the audit log says which version was champion before. Raises GateError if there is no previous champion,
-    if the registry lost it, if the champion is another than `of`, if the previous one was rolled back and `of` is
-    not given, if `previous` was not the last champion before this one by the audit log, or if `approver` is no valid name;
+    if the registry lost it, if the champion is another than `of`, if the previous one was rolled back and `of` is not
+    given, if `previous` was not the last champion before this one by the audit log, or if `approver` is no valid name;
     SignatureError if this machine's key is not that person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
