@@ -5,6 +5,7 @@ the same parser for its templates.
 """
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ MAX_VALUES = 15_000
 """The most keys and values in a file, where each alias counts as everything it stands for."""
 MAX_TEXT = 2_000
 MAX_NUMBER = 50
+OPEN = 0
+"""The size of a collection that has not ended yet; any other is 1 or more."""
 
 HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
@@ -75,36 +78,35 @@ def _text(path: Path) -> str:
 
 def _measure(text: str) -> None:
     """Refuse text whose values would be too many, too deep or too long. Raises ParamsError without the path."""
-    values, sizes, within = 0, dict[str, int](), list[tuple[str | None, int]]()
+    values, sizes, within = 0, dict[str | None, int](), list[tuple[str | None, int]]()
     for event in YAML(typ="safe").parse(text):
         at = f"line {event.start_mark.line + 1}:" if event.start_mark else "at its end"
         if isinstance(event, CollectionEndEvent):
             anchor, before = within.pop()
-            if anchor:
-                sizes[anchor] = values - before
+            sizes[anchor] = values - before
         elif isinstance(event, AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in within):
+            if sizes.get(event.anchor) == OPEN:
                 raise ParamsError(f"{at} *{event.anchor} stands within &{event.anchor} itself; write out what is meant")
             values += sizes.get(event.anchor, 1)
         elif isinstance(event, ScalarEvent | CollectionStartEvent):
-            if event.tag:
-                raise ParamsError(f"{at} has the tag {event.tag[:60]!r}; write the value without a tag")
-            if event.anchor and (event.anchor in sizes or any(anchor == event.anchor for anchor, _ in within)):
-                raise ParamsError(f"{at} &{event.anchor} is there twice; give each anchor a name of its own")
-            values += 1
+            _check_value(at, event, sizes)
             if isinstance(event, CollectionStartEvent):
-                within.append((event.anchor, values - 1))
-                if len(within) > MAX_DEPTH:
-                    raise ParamsError(f"{at} is more than {MAX_DEPTH} levels deep; nothing here needs as many")
-            elif event.anchor:
-                sizes[event.anchor] = 1
-        if isinstance(event, ScalarEvent):
-            _check_scalar(at, event)
+                within.append((event.anchor, values))
+            if len(within) > MAX_DEPTH:
+                raise ParamsError(f"{at} is more than {MAX_DEPTH} levels deep; nothing here needs as many")
+            sizes[event.anchor] = OPEN if isinstance(event, CollectionStartEvent) else 1
+            values += 1
         if values > MAX_VALUES:
             raise ParamsError(f"{at} holds more than {MAX_VALUES:,} keys and values, aliases written out; use fewer")
 
 
-def _check_scalar(at: str, event: ScalarEvent) -> None:
+def _check_value(at: str, event: ScalarEvent | CollectionStartEvent, anchors: Collection[str | None]) -> None:
+    if event.tag:
+        raise ParamsError(f"{at} has the tag {event.tag[:60]!r}; write the value without a tag")
+    if event.anchor and event.anchor in anchors:
+        raise ParamsError(f"{at} &{event.anchor} is there twice; give each anchor a name of its own")
+    if not isinstance(event, ScalarEvent):
+        return
     value: str = event.value
     if len(value) > MAX_TEXT:
         raise ParamsError(f"{at} has a text of {len(value):,} characters; the longest allowed has {MAX_TEXT:,}")

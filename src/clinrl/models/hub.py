@@ -126,66 +126,61 @@ def _refused(repo: str, revision: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException, repo: str, revision: str) -> str:
+    """What failed and what to do about it: the sentence of the first rule that applies."""
     from huggingface_hub import constants, errors, get_token
 
     if isinstance(error, errors.HFValidationError):
         return f"{repo!r} is not the name of a hub repository, such as Qwen/Qwen3.5-9B; correct it in params.yaml"
     name, token = f"{repo}@{revision[:12] if COMMIT.fullmatch(revision) else revision}", get_token()
-    page, cached = f"{mask(constants.ENDPOINT)}/{repo}", _cached(repo)
+    asker = "HF_TOKEN" if token else "requests without HF_TOKEN"
+    page, cached, kind = f"{mask(constants.ENDPOINT)}/{repo}", _cached(repo), type(error).__name__
     instead = f"set `revision` to a commit that the cache has ({', '.join(cached) or 'none'})"
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        if revision in cached:
-            return f"the cache has only a part of {name}, and HF_HUB_OFFLINE forbids fetching the rest; unset it once"
-        return (
-            f"{name} is not in the cache, and HF_HUB_OFFLINE forbids asking the hub; {instead}, or unset HF_HUB_OFFLINE"
-        )
-    if isinstance(error, errors.GatedRepoError):
-        if token:
-            return f"{repo} is gated for the account of HF_TOKEN; accept its licence on {page}, then {KEPT}"
-        return f"{repo} is gated; accept its licence on {page}, set HF_TOKEN to a token of that account, then {KEPT}"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repo} has no revision {revision}; {page}/commits/main lists its commits"
-    if isinstance(error, errors.DisabledRepoError):
-        return f"the hub has disabled {repo}, so nobody can fetch it; choose another checkpoint"
-    if isinstance(error, errors.HfHubHTTPError):
-        return _answered(error, repo, name)
-    if isinstance(error, OSError) and error.errno in FULL:
-        return f"no space is left for {name} in {constants.HF_HUB_CACHE}; free some or set HF_HUB_CACHE, then {KEPT}"
+    is_offline = isinstance(error, errors.OfflineModeIsEnabled)
+    is_gated = isinstance(error, errors.GatedRepoError)
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    number, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     certificates = Path(os.environ.get("SSL_CERT_FILE", os.devnull))
-    if "CERTIFICATE" in str(error) or (isinstance(error, FileNotFoundError) and not certificates.exists()):
-        return f"no root certificate is known for {page}; set SSL_CERT_FILE to a file with those of your network"
-    if isinstance(error, OSError) and error.errno in UNWRITABLE:
-        return f"{error.filename or constants.HF_HUB_CACHE} may not be written; set HF_HUB_CACHE to a folder that may"
-    kind = type(error).__name__
-    if kind in ("UnsupportedProtocol", "InvalidURL"):
-        return "HF_ENDPOINT is no address such as https://huggingface.co; correct it, or unset it"
-    if kind in ("UnicodeEncodeError", "LocalProtocolError"):
-        return f"HF_TOKEN has a character that no token has ({kind}); copy it again from the hub's settings"
-    if "proxy" in f"{kind} {error}".lower():
-        return f"a proxy did not let {name} through ({kind}); check HTTPS_PROXY and ALL_PROXY, such as http://host:port"
-    if "Timeout" in kind:
-        return f"the hub did not answer in time about {name} ({kind}); {KEPT}"
-    if "Connect" in kind:
-        do = f"then {KEPT}" if revision in cached else f"or {instead}"
-        return f"the hub cannot be reached for {name} ({kind}); check the network and HTTPS_PROXY, {do}"
-    return f"the hub did not deliver {name} whole ({kind}); check the network and the disk, then {KEPT}"
-
-
-def _answered(error: BaseException, repo: str, name: str) -> str:
-    from huggingface_hub import errors, get_token
-
-    assert isinstance(error, errors.HfHubHTTPError)
-    status, token = error.response.status_code, get_token()
-    if isinstance(error, errors.EntryNotFoundError):
-        return f"the hub lists a file of {name} that it does not have ({status}); try later, or set another `revision`"
-    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-        reader = "the account of HF_TOKEN" if token else "requests without HF_TOKEN"
-        return f"the hub has no {repo}, or hides it from {reader}; check its name in params.yaml"
-    if status in (401, 403):
-        asker = "HF_TOKEN" if token else "requests without HF_TOKEN"
-        return f"the hub refuses {asker} for {repo} ({status}); set HF_TOKEN to a valid token that may read it"
-    if status == 407:
-        return f"the proxy asks for a login ({status}); set HTTPS_PROXY to http://user:password@host:port"
-    if status == 429:
-        return f"the hub has had too many requests ({status}); wait some minutes, set HF_TOKEN for more, then {KEPT}"
-    return f"the hub failed at {name} ({status}); try later, and {KEPT}"
+    rules = (
+        (is_offline and revision in cached,
+         f"the cache has only a part of {name}, and HF_HUB_OFFLINE forbids fetching the rest; unset it once"),
+        (is_offline,
+         f"{name} is not in the cache, and HF_HUB_OFFLINE forbids asking the hub; {instead}, or unset HF_HUB_OFFLINE"),
+        (is_gated and token,
+         f"{repo} is gated for the account of HF_TOKEN; accept its licence on {page}, then {KEPT}"),
+        (is_gated,
+         f"{repo} is gated; accept its licence on {page}, set HF_TOKEN to a token of that account, then {KEPT}"),
+        (isinstance(error, errors.RevisionNotFoundError),
+         f"{repo} has no revision {revision}; {page}/commits/main lists its commits"),
+        (isinstance(error, errors.DisabledRepoError),
+         f"the hub has disabled {repo}, so nobody can fetch it; choose another checkpoint"),
+        (status and isinstance(error, errors.EntryNotFoundError),
+         f"the hub lists a file of {name} that it does not have ({status}); try later, or set another `revision`"),
+        (isinstance(error, errors.RepositoryNotFoundError) or status == 404,
+         f"the hub has no {repo}, or hides it from {'the account of ' if token else ''}{asker}; check its name in "
+         "params.yaml"),
+        (status in (401, 403),
+         f"the hub refuses {asker} for {repo} ({status}); set HF_TOKEN to a valid token that may read it"),
+        (status == 407,
+         f"the proxy asks for a login ({status}); set HTTPS_PROXY to http://user:password@host:port"),
+        (status == 429,
+         f"the hub has had too many requests ({status}); wait some minutes, set HF_TOKEN for more, then {KEPT}"),
+        (status, f"the hub failed at {name} ({status}); try later, and {KEPT}"),
+        (number in FULL,
+         f"no space is left for {name} in {constants.HF_HUB_CACHE}; free some or set HF_HUB_CACHE, then {KEPT}"),
+        ("CERTIFICATE" in str(error) or (isinstance(error, FileNotFoundError) and not certificates.exists()),
+         f"no root certificate is known for {page}; set SSL_CERT_FILE to a file with those of your network"),
+        (number in UNWRITABLE,
+         f"{file or constants.HF_HUB_CACHE} may not be written; set HF_HUB_CACHE to a folder that may"),
+        (kind in ("UnsupportedProtocol", "InvalidURL"),
+         "HF_ENDPOINT is no address such as https://huggingface.co; correct it, or unset it"),
+        (kind in ("UnicodeEncodeError", "LocalProtocolError"),
+         f"HF_TOKEN has a character that no token has ({kind}); copy it again from the hub's settings"),
+        ("proxy" in f"{kind} {error}".lower(),
+         f"a proxy did not let {name} through ({kind}); check HTTPS_PROXY and ALL_PROXY, such as http://host:port"),
+        ("Timeout" in kind, f"the hub did not answer in time about {name} ({kind}); {KEPT}"),
+        ("Connect" in kind,
+         f"the hub cannot be reached for {name} ({kind}); check the network and HTTPS_PROXY, "
+         f"{f'then {KEPT}' if revision in cached else f'or {instead}'}"),
+        (True, f"the hub did not deliver {name} whole ({kind}); check the network and the disk, then {KEPT}"),
+    )  # fmt: skip
+    return next(sentence for applies, sentence in rules if applies)
