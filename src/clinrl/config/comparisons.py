@@ -1,5 +1,6 @@
 """The blocks of params.yaml for comparisons of recipes and rivals over seeds, and their checks."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
@@ -171,24 +172,12 @@ def _check_rival(params: "Params", at: str, name: str, rival: Rival) -> None:
 def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None:
     """Refuse rows that are not recipes of one task and exam, and unknown rows and metrics in tests and columns."""
     check_known(f"{at}.task", comparison.task, params.bases, "a task with a base")
-    task, exam = get_task(comparison.task), params.bases[comparison.task].exam
+    task = get_task(comparison.task)
     check_all(f"{at}.columns", comparison.columns, task.metrics, f"a metric of {task.name}")
     check_known(f"{at}.quality", comparison.quality, ["", *task.reporting.qualities], f"a quality of {task.name}")
     check_known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
     bases = [BASE, *(f"{BASE}, {variant}" for variant in task.reporting.variants)]
-    family = params.versions_of(task.name)
-    for row, versions in comparison.arms.items():
-        if row in bases:
-            raise ParamsError(f"{at}: {row!r} is the name of another row; each arm needs its own")
-        for version in versions:
-            check_known(f"{at}, {row!r}", version, family, f"a version of {task.name}")
-            spec, first = params.versions[version], params.versions[versions[0]]
-            check_known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base takes")
-            if (spec.profile, spec.data) != (first.profile, first.data):
-                raise ParamsError(
-                    f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
-                    "are one recipe with other seeds"
-                )
+    _check_arms(params, at, comparison, bases)
     fitting = [name for name, rival in params.rivals.items() if rival.task == task.name]
     check_all(f"{at}.rivals", comparison.rivals.values(), fitting, f"a rival of {task.name}")
     if taken := comparison.rivals.keys() & {*bases, *comparison.arms}:
@@ -205,6 +194,23 @@ def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None
             check_all(f"{at}.published.{row}", figures, comparison.columns, "one of the columns")
     if comparison.primary:
         _check_primary(params, f"{at}.primary", comparison, comparison.primary)
+
+
+def _check_arms(params: "Params", at: str, comparison: Comparison, bases: Collection[str]) -> None:
+    """Refuse an arm with the name of a base's row, and versions that are not one recipe on the exam of the base."""
+    task, exam = comparison.task, params.bases[comparison.task].exam
+    for row, versions in comparison.arms.items():
+        if row in bases:
+            raise ParamsError(f"{at}: {row!r} is the name of another row; each arm needs its own")
+        for version in versions:
+            check_known(f"{at}, {row!r}", version, params.versions_of(task), f"a version of {task}")
+            spec, first = params.versions[version], params.versions[versions[0]]
+            check_known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base takes")
+            if (spec.profile, spec.data) != (first.profile, first.data):
+                raise ParamsError(
+                    f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
+                    "are one recipe with other seeds"
+                )
 
 
 def check_design_effect(at: str, primary: Primary, of: str) -> None:

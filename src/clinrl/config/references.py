@@ -217,24 +217,20 @@ def _check_further_data(params: "Params") -> None:
 
 def _check_protocol(params: "Params", name: str) -> None:
     """Refuse a protocol for a task without one, for another exam, or not comparable with that of `against`."""
-    protocols = params.protocols
-    spec = protocols.all[name]
-    at = f"protocols.{'versions' if name in protocols.versions else 'bases'}.{name}"
-    if name in protocols.versions:
-        check_known(at, name, params.versions, "a version")
-        task, exam = params.versions[name].task, params.versions[name].exam
-    else:
-        check_known(at, name, params.roots, "the base of a task")
-        task, exam = params.roots[name], params.bases[params.roots[name]].exam
+    protocols, is_version = params.protocols, name in params.protocols.versions
+    spec, at = protocols.all[name], f"protocols.{'versions' if is_version else 'bases'}.{name}"
+    known, noun = (params.versions, "a version") if is_version else (params.roots, "the base of a task")
+    check_known(at, name, known, noun)
+    model = params.model(name)
+    task, published = model.task.name, model.task.benchmark
     check_known(f"{at}.task", spec.task, [task], "its task")
-    published = get_task(task).benchmark
     if published is None:
-        fitting = [task for task in task_names() if get_task(task).benchmark is not None]
+        fitting = [other for other in task_names() if get_task(other).benchmark is not None]
         check_known(f"{at}.task", task, fitting, "a task with a published protocol")
         return
-    check_known(f"{at}.exam", spec.exam, [exam], "the exam that it took")
+    check_known(f"{at}.exam", spec.exam, [model.exam], "the exam that it took")
     check_all(f"{at}.levels", spec.levels, published.levels, f"a level of {task}")
-    if name in protocols.versions:
+    if is_version:
         against = protocols.versions[name].against
         before = [*params.lineage(name)[:-1], f"{task}-base"]
         check_known(f"{at}.against", against, before, "an ancestor or the base")
