@@ -59,28 +59,19 @@ def head() -> str:
 def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterator[None]:
     """Work in a clone of this checkout's origin, at a commit, until the block ends. `name` is the clone's purpose.
 
-    `left` is called in the clone before it is reset, if an earlier run left uncommitted files, or commits that the
-    origin does not have: the run was killed, or the origin was away.
-
-    The clone stays, with checkpoints and DVC's cache, so that a killed training continues there. A checkout without an
-    origin is the origin itself. Stages import clinrl from the clone, and the registry stays the checkout's. Raises
-    Refused for a malformed commit, or one that the origin does not have.
+    `left` is called in the clone before it is reset, if an earlier run, which was killed or found the origin away, left
+    uncommitted files or commits that the origin lacks. The clone stays, with checkpoints and DVC's cache, so that a
+    killed training continues there. A checkout without an origin is the origin itself. Stages import clinrl from the
+    clone; the registry stays the checkout's. Raises Refused for a malformed commit, or one that the origin lacks.
     """
     if not _COMMIT.fullmatch(commit):
         raise Refused(f"{commit!r} is no full digest of a commit; `git rev-parse HEAD` prints one")
-    checkout, prefix = Path.cwd(), git("rev-parse", "--show-prefix")
-    top = git("rev-parse", "--show-toplevel")
+    checkout, clones = Path.cwd(), Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
+    prefix, top = git("rev-parse", "--show-prefix"), git("rev-parse", "--show-toplevel")
     origin = git("config", "--default", top, "--get", "remote.origin.url")
     if (local := Path(top, origin)).exists():
         origin = str(local)  # a relative path would mean another folder in the clone
-    for variable in git("rev-parse", "--local-env-vars").split():  # as GIT_DIR in a hook, which names the checkout
-        if not variable.startswith("GIT_CONFIG"):
-            os.environ.pop(variable, None)
-    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store()  # absolute: the folder changes below
-    for setting in ("CLINRL_SIGNING_KEY_FILE", interpreter.SETTING):
-        if file := os.environ.get(setting):
-            os.environ[setting] = os.path.abspath(file)
-    clones = Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
+    _leave_checkout()
     with _own(clones, name) as folder:
         if not (folder / ".git").is_dir():
             part = folder.with_name(f"{folder.name}.partial")  # a kill may leave half a clone
@@ -104,18 +95,33 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
             for place, own in product((checkout, clones), OWN):
                 if (place / own).exists():
                     shutil.copy2(place / own, own)
-            for shared in SHARED:
-                if shared.is_symlink():  # perhaps to a checkout that has moved
-                    shared.unlink()
-                if (checkout / shared).is_dir() and not shared.exists():
-                    shared.parent.mkdir(exist_ok=True)
-                    shared.symlink_to(checkout / shared)
-                elif shared == keys.FOLDER and shared.is_dir() and name != "worker":  # a worker registers nothing
-                    raise Refused(f"{Path.cwd() / shared} holds keys that count in this clone alone; move it away")
+            _link_shared(checkout, may_have_keys=name == "worker")  # a worker registers nothing
             Path(".dvc/tmp/rwlock").unlink(missing_ok=True)  # it names dead processes: no other works here
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])
             dvc_state.fence()
             yield
+
+
+def _leave_checkout() -> None:
+    """Make the paths in environment variables absolute, and drop git's variables about the checkout, as in a hook."""
+    for variable in git("rev-parse", "--local-env-vars").split():
+        if not variable.startswith("GIT_CONFIG"):
+            os.environ.pop(variable, None)
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store()
+    files = ("CLINRL_SIGNING_KEY_FILE", interpreter.SETTING)
+    os.environ |= {setting: os.path.abspath(os.environ[setting]) for setting in files if os.environ.get(setting)}
+
+
+def _link_shared(checkout: Path, *, may_have_keys: bool) -> None:
+    """Link the shared folders to those of the checkout. Raises Refused for keys that would count here alone."""
+    for shared in SHARED:
+        if shared.is_symlink():  # perhaps to a checkout that has moved
+            shared.unlink()
+        if (checkout / shared).is_dir() and not shared.exists():
+            shared.parent.mkdir(exist_ok=True)
+            shared.symlink_to(checkout / shared)
+        elif shared == keys.FOLDER and shared.is_dir() and not may_have_keys:
+            raise Refused(f"{Path.cwd() / shared} holds keys that count in this clone alone; move it away")
 
 
 def begin_here() -> None:
@@ -125,9 +131,7 @@ def begin_here() -> None:
 
 def _unpushed() -> bool:
     """Whether the last run in this clone made commits that no branch of the origin had when last fetched."""
-    if not git("for-each-ref", BEGUN):
-        return False
-    return bool(git("rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"))
+    return bool(git("for-each-ref", BEGUN) and git("rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"))
 
 
 @contextmanager
@@ -160,10 +164,8 @@ def share_cache(checkout: Path) -> None:
 
 
 def pull(addresses: Collection[str]) -> None:
-    """Fetch the outputs of stages that dvc.lock records and the remote has. The others will be built.
-
-    Raises Refused for an output that leads out of its folder, Away if the remote does not answer.
-    """
+    """Fetch the outputs of stages that dvc.lock records and the remote has; others will be built. Raises Refused for an
+    output that leads out of its folder, Away if the remote does not answer."""
     done = _dvc("pull", *dict.fromkeys(addresses))
     if refusal := re.search(r"^clinrl: (.+)", done.stderr, re.MULTILINE):
         raise Refused(refusal[1])
@@ -180,10 +182,8 @@ def push(addresses: Collection[str]) -> None:
 
 
 def git(*words: str, strip: bool = True, date: str = "") -> str:
-    """The output of git. `date`: the date of a commit, if not now.
-
-    Raises Refused with git's last line if it fails, Away if the command was about another repository.
-    """
+    """The output of git; `date`: of a commit, if not now. Raises Refused with git's last line if it fails, Away if the
+    command was about another repository."""
     says = AUTHOR | ({"DATE": date} if date else {})
     env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in says.items()}
     env["GIT_TERMINAL_PROMPT"] = "0"
