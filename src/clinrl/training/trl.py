@@ -73,6 +73,11 @@ def adapter_state(model: Any) -> dict[str, torch.Tensor]:
     return {name: state[name].detach().cpu().clone().contiguous() for name in sorted(state)}
 
 
+def differs(model: Any, start: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the adapter is no longer what `adapter_state` returned at its start, bit for bit."""
+    return any(not torch.equal(tensor, start[name]) for name, tensor in adapter_state(model).items())
+
+
 def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
     """Write the adapter's weights, its configuration and the tokenizer: the same bytes for the same weights.
 
@@ -104,12 +109,14 @@ def _plain(value: Any) -> Any:
 
 
 def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
-    """Cast the adapter back to float32 and reload `start`. TRL casts a quantised model's to bfloat16, which loses small
-    updates."""
+    """Cast the adapter back to float32 and reload `start`: TRL casts a quantised model's to bfloat16, which loses small
+    updates. Raises TrainingError if it then still differs from `start`."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     set_peft_model_state_dict(model, dict(start), adapter_name="default")
+    if differs(model, start):
+        raise TrainingError("building the trainer changed the adapter, which must start as its parent's")
 
 
 def common_settings(spec: Mapping[str, Any], output: Path, world: World = ALONE) -> dict[str, Any]:

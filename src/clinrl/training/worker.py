@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from clinrl import paths
+from clinrl.artifacts import canonical_json, write_json
 from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError, echo
 from clinrl.runtime import determinism, gpus
 from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
@@ -93,18 +95,14 @@ def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
 def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None) -> int:
     """Train to the last step or to a stop, write the adapter if it is finished, and return the last step."""
     import datasets
-    import torch
     import transformers
     from transformers import PrinterCallback
 
-    from clinrl import paths
-    from clinrl.artifacts import canonical_json, write_json
     from clinrl.models import bases, memory
     from clinrl.models.generate import MAX_TOKENS, SHARED, Sampler
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
     from clinrl.training import rejection, served, trl
-    from clinrl.training.callback import history
     from clinrl.training.launch import ROWS
     from clinrl.training.monitor import HeldOut
     from clinrl.training.rows import read_rows
@@ -135,51 +133,55 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         if written is None:
             return 0
         rows, sampled = rejection.taught(task, spec, rows, written)
-        kept = f"{sampled['sampled/kept']:,} of {sampled['sampled/completions']:,} sampled completions"
         if world.is_main:
-            echo(f"{spec['version']} imitates {kept}")
-    trainer = (
-        trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges, world)
-        if spec["method"] == "grpo"
-        else trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer", world)
-    )
+            kept, of = sampled["sampled/kept"], sampled["sampled/completions"]
+            echo(f"{spec['version']} imitates {kept:,} of {of:,} sampled completions")
+    trainer: Any
+    if spec["method"] == "grpo":
+        trainer = trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges, world)
+        if engine is not None:
+            served.serve(trainer, engine, spec, folder / "served")
+    else:
+        trainer = trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer", world)
+        if sampled:
+            trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)
+        if checkpoint is not None:
+            trainer.count_from(checkpoint)
     trainer.scale, trainer.most_tokens = spec["scale"], bound
-    if engine is not None and spec["method"] == "grpo":
-        served.serve(trainer, engine, spec, folder / "served")
     trl.restore_precision(model, start)
-    if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
-        raise TrainingError("building the trainer changed the adapter, which must start as its parent's")
-    watch.moved = lambda: any(not torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items())
+    watch.moved, watch.shares = lambda: trl.differs(model, start), task.shares_threads
     if spec["trainer"].get("held_out") and world.is_main:
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
     trainer.remove_callback(PrinterCallback)
-    watch.shares = task.shares_threads
     trainer.add_callback(watch)
-    if sampled:
-        trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)
-    if checkpoint is not None and spec["method"] != "grpo":
-        trainer.count_from(checkpoint)
     at_once, loss_type = int(trainer.args.per_device_train_batch_size), spec["trainer"].get("loss_type", "")
     with memory.place("the loss", memory.fewer_rows(spec["scale"], at_once, loss_type)):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step == spec["trainer"]["steps"]:
-        if not watch.moved():
-            raise TrainingError(
-                "no step gave the adapter a gradient, so it still equals its parent's: each group earned equal rewards"
-            )
-        lines = sorted({canonical_json(verdict) for verdict in world.gathered(judges.record())})
-        if not world.is_main:
-            return int(trainer.state.global_step)
-        adapter = folder / "adapter"
-        shutil.rmtree(adapter, ignore_errors=True)
-        adapter.mkdir()
-        trl.write_adapter(model, tokenizer, spec, adapter)
-        (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
-        if spec["trainer"].get("loss_path", "stock") != "stock":
-            write_json(adapter / LOSS_PATH, trainer.loss_record())
-        if lines:
-            (adapter / VERDICTS).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        _finish(folder / "adapter", spec, watch, trainer, tokenizer, judges)
     return int(trainer.state.global_step)
+
+
+def _finish(adapter: Path, spec: dict[str, Any], watch: Any, trainer: Any, tokenizer: Any, judges: Any) -> None:
+    """Write the folder of a finished adapter. All processes must call it; process 0 writes."""
+    from clinrl.training import trl
+    from clinrl.training.callback import history
+
+    if not watch.moved():
+        raise TrainingError(
+            "no step gave the adapter a gradient, so it still equals its parent's: each group earned equal rewards"
+        )
+    verdicts = sorted({canonical_json(verdict) for verdict in watch.world.gathered(judges.record())})
+    if not watch.world.is_main:
+        return
+    shutil.rmtree(adapter, ignore_errors=True)
+    adapter.mkdir()
+    trl.write_adapter(trainer.model, tokenizer, spec, adapter)
+    (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
+    if spec["trainer"].get("loss_path", "stock") != "stock":
+        write_json(adapter / LOSS_PATH, trainer.loss_record())
+    if verdicts:
+        (adapter / VERDICTS).write_text("".join(line + "\n" for line in verdicts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -152,22 +152,14 @@ def main(arguments: list[str]) -> int:
     failures = [Path(spec).with_name(FAILED.format(number)) for number in range(machine.nodes)]
     for before in failures if node == "0" else [failures[int(node)]]:
         before.unlink(missing_ok=True)
-    children, received, passed_on = list[subprocess.Popen[bytes]](), list[int](), 0
+    received = list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: received.append(number))
     with tempfile.TemporaryDirectory(prefix="clinrl-world-") as folder:
-        for local in range(machine.processes):
-            command = [sys.executable, "-m", WORKER, spec, str(os.getpid())]
-            children.append(subprocess.Popen(command, env=os.environ | place(machine, int(node), local, folder)))
-        while None in (codes := [child.poll() for child in children]) and not any(codes):
-            time.sleep(0.1)
-            if len(received) > passed_on:
-                passed_on = len(received)
-                _end(children, kill=passed_on > 1)
-            if any(failure.exists() for failure in failures):
-                codes = [WITH_ANOTHER]
-                break
-        code = min((code for code in codes if code), default=0)  # a signal, being negative, precedes its effects
+        command = [sys.executable, "-m", WORKER, spec, str(os.getpid())]
+        places = [place(machine, int(node), local, folder) for local in range(machine.processes)]
+        children = [subprocess.Popen(command, env=os.environ | its) for its in places]
+        code = _first_failure(children, failures, received)
         if code not in (0, STOPPED, WITH_ANOTHER) and machine.nodes > 1:
             failures[int(node)].touch()
         _end(children)
@@ -178,6 +170,21 @@ def main(arguments: list[str]) -> int:
             child.kill()
             child.wait()
     return code if code >= 0 else 128 - code
+
+
+def _first_failure(
+    children: Sequence["subprocess.Popen[bytes]"], failures: Sequence[Path], received: Sequence[int]
+) -> int:
+    """Wait until one process fails or all end, and pass on signals that are received. Returns the exit code, or 0."""
+    passed_on = 0
+    while None in (codes := [child.poll() for child in children]) and not any(codes):
+        time.sleep(0.1)
+        if len(received) > passed_on:
+            passed_on = len(received)
+            _end(children, kill=passed_on > 1)
+        if any(failure.exists() for failure in failures):
+            return WITH_ANOTHER
+    return min((code for code in codes if code), default=0)  # a signal, being negative, precedes its effects
 
 
 def _end(children: Sequence["subprocess.Popen[bytes]"], *, kill: bool = False) -> None:
