@@ -14,7 +14,7 @@ import dolls
 import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.config.recipes import Phase
+from clinrl.config.recipes import Phase, Stream
 from clinrl.data import dataset, reward_audit
 from clinrl.data.sampling import draw
 from clinrl.errors import ArtefactError, ProbeError
@@ -217,9 +217,7 @@ def test_the_phases_of_a_stream_are_described_and_only_if_there_are_any() -> Non
         Phase(share=0.25, slice="level", values=("level_1",)),
         Phase(share=0.75, slice="level", values=("level_2", "level_3")),
     )
-    rows = draw(
-        cases, task=TASK, modes=["think"], repeat={}, cap={}, rows=80, seed=1, phases=phases, each=4
-    )  # fmt: skip
+    rows = draw(cases, task=TASK, modes=["think"], stream=Stream(phases=phases), rows=80, seed=1, each=4)
     found = reward_audit.describe(rows, TASK, phases, steps=20)
     plain = reward_audit.describe(rows, TASK)
     first, second = found["phases"]

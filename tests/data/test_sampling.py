@@ -26,7 +26,8 @@ LABELS = Counter(TASK.label(case) for case in CASES)
 
 
 def draw(rows: int, **changes: Any) -> list[sampling.Row]:
-    given = {"task": TASK, "modes": ("think", "direct"), "repeat": {}, "cap": {}, "rows": rows, "seed": 1}
+    stream = Stream(**{key: changes.pop(key) for key in Stream.model_fields if key in changes})
+    given = {"task": TASK, "modes": ("think", "direct"), "stream": stream, "rows": rows, "seed": 1}
     return sampling.draw(CASES, **given | changes)
 
 
@@ -100,10 +101,10 @@ def test_seeds_give_different_streams() -> None:
 
 def test_no_cases_and_impossible_caps_are_refused() -> None:
     with pytest.raises(DataError, match="at least one case"):
-        sampling.draw([], task=TASK, modes=["think"], repeat={}, cap={}, rows=5, seed=1)
+        sampling.draw([], task=TASK, modes=["think"], stream=Stream(), rows=5, seed=1)
     ones = [case for case in CASES if TASK.label(case) == 1]
     with pytest.raises(DataError, match=r"the caps \{1: 0.33\} leave no row"):
-        sampling.draw(ones, task=TASK, modes=["think"], repeat={}, cap={1: 0.33}, rows=5, seed=1)
+        sampling.draw(ones, task=TASK, modes=["think"], stream=Stream(cap={1: 0.33}), rows=5, seed=1)
 
 
 def test_shares_of_nothing_are_zero() -> None:
@@ -129,10 +130,12 @@ def test_rules_are_omitted_independently() -> None:
 def test_another_process_draws_the_same_stream() -> None:
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1])\n"
+        "from clinrl.config.recipes import Stream\n"
         "from clinrl.data import sampling; from clinrl.tasks import base as task\n"
         "esi = task.get_task('esi')\n"
         "cases = list(esi.cases(150, 11, pool='train', mix='reporting'))\n"
-        "rows = sampling.draw(cases, task=esi, modes=['think'], repeat={1: 5}, cap={1: 0.33}, rows=90, seed=1)\n"
+        "stream = Stream(repeat={1: 5}, cap={1: 0.33})\n"
+        "rows = sampling.draw(cases, task=esi, modes=['think'], stream=stream, rows=90, seed=1)\n"
         "print(json.dumps([row.case.id for row in rows]))"
     )
     command = [sys.executable, "-c", code, str(ROOT / "src")]

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from clinrl.config.params import Params
-from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, lengths
+from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, Stream, lengths
 from clinrl.errors import DataError, did_you_mean
 from clinrl.tasks.base import Task, as_variant, get_task
 from clinrl.types import Case
@@ -44,11 +44,9 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
         [as_variant(task, case, profile.view) for case in cases],
         task=task,
         modes=profile.modes,
-        repeat=profile.stream.repeat,
-        cap=profile.stream.cap,
+        stream=profile.stream,
         rows=rows,
         seed=block.seed,
-        phases=profile.stream.phases,
         each=each,
         turn=each if together else 1,
     )
@@ -59,20 +57,19 @@ def draw(
     *,
     task: Task,
     modes: Sequence[str],
-    repeat: Mapping[Any, int],
-    cap: Mapping[Any, float],
+    stream: Stream,
     rows: int,
     seed: int,
-    phases: Sequence[Phase] = (),
     each: int = 1,
     turn: int = 1,
 ) -> list[Row]:
     """`rows` rows in training order. A pure function: equal arguments give equal lists in any process.
 
-    The stream is a chain of passes over the cases. A pass contains every case once, or `repeat[label]` times (>= 1);
-    then a label with a `cap` (a share in 0..1) loses repeats, and after those cases, at random until its share of the
-    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. The mode changes every `turn`
-    rows: usually 1, or a whole step if TRL plays the episodes of a step together, which needs them in one mode.
+    `repeat`, `cap` and `phases` are those of `stream`. The rows are a chain of passes over the cases. A pass contains
+    every case once, or `repeat[label]` times (>= 1); then a label with a `cap` (a share in 0..1) loses repeats, and
+    after those cases, at random until its share of the pass is at most the cap; then the pass is shuffled. The last
+    pass stops at `rows`. The mode changes every `turn` rows: usually 1, or a whole step if TRL plays the episodes of a
+    step together, which needs them in one mode.
 
     With `phases` there is such a chain for each phase, over its own cases and for its number of steps of `each` rows.
 
@@ -83,12 +80,12 @@ def draw(
     if not cases:
         raise DataError("a training stream needs at least one case; the data set has none")
     random = Random(seed)
-    parts = [(cases, rows)]
+    parts, phases = [(cases, rows)], stream.phases
     if phases:
         steps = lengths(phases, rows // each)
         parts = [(_served(cases, task, phase), each * count) for phase, count in zip(phases, steps, strict=True)]
-    stream = [case for part, count in parts for case in _chain(part, task, repeat, cap, count, random)]
-    return [Row(case, modes[index // turn % len(modes)]) for index, case in enumerate(stream)]
+    drawn = [case for part, count in parts for case in _chain(part, task, stream, count, random)]
+    return [Row(case, modes[index // turn % len(modes)]) for index, case in enumerate(drawn)]
 
 
 def served(values: Sequence[str], phases: Sequence[Phase]) -> dict[str, float]:
@@ -117,26 +114,24 @@ def _served(cases: Sequence[Case], task: Task, phase: Phase) -> list[Case]:
     return [case for case in cases if of(case) in phase.values]
 
 
-def _chain(
-    cases: Sequence[Case], task: Task, repeat: Mapping[Any, int], cap: Mapping[Any, float], rows: int, random: Random
-) -> list[Case]:
+def _chain(cases: Sequence[Case], task: Task, stream: Stream, rows: int, random: Random) -> list[Case]:
     """`rows` cases, pass after pass."""
     by_label: dict[Any, list[Case]] = {}
     for case in cases:
         by_label.setdefault(task.label(case), []).append(case)
-    wanted = {label: len(members) * repeat.get(label, 1) for label, members in by_label.items()}
-    kept = _capped(wanted, cap)
+    wanted = {label: len(members) * stream.repeat.get(label, 1) for label, members in by_label.items()}
+    kept = _capped(wanted, stream.cap)
     if not sum(kept.values()):
         raise DataError(
-            f"the caps {dict(cap)} leave no row of the labels {wanted}: raise a cap or add cases of other labels"
+            f"the caps {stream.cap} leave no row of the labels {wanted}: raise a cap or add cases of other labels"
         )
-    stream: list[Case] = []
-    while len(stream) < rows:
+    drawn: list[Case] = []
+    while len(drawn) < rows:
         passed = [case for label, members in by_label.items() for case in _spread(members, kept[label], random)]
         random.shuffle(passed)
-        short = rows - len(stream)
-        stream.extend(passed if len(passed) <= short else _prefix(passed, short, cap, task))
-    return stream
+        short = rows - len(drawn)
+        drawn.extend(passed if len(passed) <= short else _prefix(passed, short, stream.cap, task))
+    return drawn
 
 
 def shares(rows: Sequence[Row], task: Task) -> dict[Any, float]:
