@@ -161,7 +161,7 @@ def error(code: int, message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def answers(imitation: Imitation) -> type[BaseHTTPRequestHandler]:
+def answers(imitation: Imitation) -> type[BaseHTTPRequestHandler]:  # noqa: C901  # an imitation of a server, class and all
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             """Nothing: the tests read `asked`."""

@@ -52,7 +52,7 @@ class Imitation:
     open: threading.Event = field(default_factory=threading.Event)
 
 
-def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
+def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:  # noqa: C901  # an imitation of a server, class and all
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             """Nothing: the tests read `asked`."""

@@ -52,15 +52,9 @@ class Entry:
 
 
 def section(
-    task: Task,
-    cases: Sequence[Case],
-    entries: Sequence[Entry],
-    spec: Comparison,
-    *,
-    mode: str,
-    part: str,
+    task: Task, cases: Sequence[Case], entries: Sequence[Entry], spec: Comparison, *, mode: str, part: str,
     of: Sequence[int],
-) -> Section:
+) -> Section:  # fmt: skip
     """Rows and tests on the cases at the indices `of`. A pair or a partition with a missing row is left out."""
     chosen = spec.columns
     part_cases = [cases[i] for i in of]
@@ -202,14 +196,9 @@ def _variant_rows(entries: Sequence[Entry]) -> list[ViewRow]:
 
 
 def _contrasts(
-    task: Task,
-    golds: Sequence[Any],
-    alike: Sequence[str] | None,
-    entries: Mapping[str, Entry],
-    measured: Mapping[str, Mapping[str, Runs]],
-    pairs: Sequence[Pair],
-    main: str,
-) -> tuple[Contrast, ...]:
+    task: Task, golds: Sequence[Any], alike: Sequence[str] | None, entries: Mapping[str, Entry],
+    measured: Mapping[str, Mapping[str, Runs]], pairs: Sequence[Pair], main: str,
+) -> tuple[Contrast, ...]:  # fmt: skip
     """All tests of a section, family by family: McNemar's of each compared share, then the tests over all seeds."""
     made = [pair for pair in pairs if pair.first in entries and pair.second in entries]
     found = [

@@ -18,19 +18,9 @@ LARGER = 2
 
 
 def stage(
-    params: Params,
-    name: str,
-    *,
-    lives: int,
-    weeks: int,
-    wrong: float,
-    discordance: float,
-    seed: int,
-    cases: int | None = None,
-    mine: int | None = None,
-    write: bool = False,
-    as_json: bool = False,
-) -> None:
+    params: Params, name: str, *, lives: int, weeks: int, wrong: float, discordance: float, seed: int,
+    cases: int | None = None, mine: int | None = None, write: bool = False, as_json: bool = False,
+) -> None:  # fmt: skip
     """Print a row for each scenario and rule of one world; with `write`, write the report on it and three others.
 
     Raises ParamsError for a task without a change plan, for a champion that errs in half of the cases or more, for a

@@ -27,7 +27,11 @@ def check(params: "Params") -> None:
     for name, profile in params.profiles.items():
         check_all(f"profiles.{name}.modes", profile.modes, params.modes, "a mode")
     full.check(params)
-    _check_versions(params)
+    for name, version in params.versions.items():
+        _check_names(params, f"versions.{name}", name, version)
+    for name, version in params.versions.items():
+        _check_parent(params, name, version)
+        _check_recipe(params, name, version)
     for name, merge in params.merges.all.items():
         _check_merge(params, name, merge)
     _check_further_data(params)
@@ -67,14 +71,6 @@ def _check_data(params: "Params") -> None:
             raise ParamsError(f"imports.{name} is the name of a data set too; an import needs one of its own")
 
 
-def _check_versions(params: "Params") -> None:
-    for name, version in params.versions.items():
-        _check_names(params, f"versions.{name}", name, version)
-    for name, version in params.versions.items():
-        _check_parent(params, name, version)
-        _check_recipe(params, name, version)
-
-
 def _check_names(params: "Params", at: str, name: str, version: schema.VersionSpec) -> None:
     if name.endswith("-base") or name in RESERVED:
         raise ParamsError(f"{at} is a reserved name: a version is not called {', '.join(RESERVED)} or anything-base")
@@ -97,13 +93,10 @@ def _check_use(params: "Params", at: str, dataset: str, use: str, task: str) -> 
 
 
 def _check_parent(params: "Params", name: str, version: schema.VersionSpec) -> None:
+    """Refuse a parent of another task, a circle, and a recipe that does not continue that of its parent."""
     root = f"{version.task}-base"
-    parent = params.versions.get(version.parent)
-    if version.parent != root and (version.parent == name or parent is None or parent.task != version.task):
-        allowed = [root, *(other for other in params.versions_of(version.task) if other != name)]
-        check_known(
-            f"versions.{name}.parent", version.parent, allowed, f"another version of {version.task} or its base"
-        )
+    allowed = [root, *(other for other in params.versions_of(version.task) if other != name)]
+    check_known(f"versions.{name}.parent", version.parent, allowed, f"another version of {version.task} or its base")
     params.lineage(name)
     if version.parent == root:
         return

@@ -53,16 +53,9 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
 
 
 def draw(
-    cases: Sequence[Case],
-    *,
-    task: Task,
-    modes: Sequence[str],
-    stream: Stream,
-    rows: int,
-    seed: int,
-    each: int = 1,
+    cases: Sequence[Case], *, task: Task, modes: Sequence[str], stream: Stream, rows: int, seed: int, each: int = 1,
     turn: int = 1,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """`rows` rows in training order. A pure function: equal arguments give equal lists in any process.
 
     `repeat`, `cap` and `phases` are those of `stream`. The rows are a chain of passes over the cases. A pass contains

@@ -102,16 +102,9 @@ class Engine(Sampler):
         yield list(range(len(lengths)))
 
     def sample(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        thinking: bool,
-        temperature: float,
-        budget: int,
-        seed: int,
-        top_p: float = 1.0,
-        progress: Callable[[], None] = lambda: None,
-    ) -> list[Completion]:
+        self, prompts: Sequence[Prompt], *, thinking: bool, temperature: float, budget: int, seed: int,
+        top_p: float = 1.0, progress: Callable[[], None] = lambda: None,
+    ) -> list[Completion]:  # fmt: skip
         requests, times = [], Counter[str]()
         for prompt, ids, room in zip(prompts, *self._encode_prompts(prompts, thinking, budget), strict=True):
             name = prompt.name

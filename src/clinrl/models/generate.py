@@ -144,16 +144,9 @@ class Sampler:
                 self._plays, self._turn = False, None
 
     def sample(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        thinking: bool,
-        temperature: float,
-        budget: int,
-        seed: int,
-        top_p: float = 1.0,
-        progress: Callable[[], None] = lambda: None,
-    ) -> list[Completion]:
+        self, prompts: Sequence[Prompt], *, thinking: bool, temperature: float, budget: int, seed: int,
+        top_p: float = 1.0, progress: Callable[[], None] = lambda: None,
+    ) -> list[Completion]:  # fmt: skip
         """One completion a prompt, in the order of the prompts, of at most `budget` tokens each.
 
         Greedy at temperature 0; otherwise sampled, reproducibly for a seed, from the likeliest tokens that hold `top_p`

@@ -15,14 +15,9 @@ from clinrl.types import Call, Case, Message, Stop, Transcript, transcript_of
 
 
 def run(
-    sampler: Sampler,
-    task: Task,
-    cases: Sequence[Case],
-    mode: Mode,
-    budget: int,
-    seed: int,
+    sampler: Sampler, task: Task, cases: Sequence[Case], mode: Mode, budget: int, seed: int,
     progress: Callable[[], None] = lambda: None,
-) -> list[Transcript]:
+) -> list[Transcript]:  # fmt: skip
     """One transcript a case, in the order of the cases, in one mode. `budget`: tokens of all turns together.
 
     A turn of an episode may use `mode.turn_tokens` of them. The sampler chooses which episodes are played together.
@@ -53,14 +48,9 @@ def run(
 
 
 def _converse(
-    sampler: Sampler,
-    episodes: "list[_Episode]",
-    max_turns: int,
-    mode: Mode,
-    budget: int,
-    seed: int,
+    sampler: Sampler, episodes: "list[_Episode]", max_turns: int, mode: Mode, budget: int, seed: int,
     progress: Callable[[], None],
-) -> None:
+) -> None:  # fmt: skip
     """Play episodes to their ends: the model's turns and the results of their calls, until a turn makes no call.
 
     An episode also ends after `max_turns`, if the budget has no room for the results or for more of a turn, and if a

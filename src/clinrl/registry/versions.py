@@ -389,13 +389,9 @@ def _aliases(client: "MlflowClient", model: str) -> dict[str, str] | None:
 
 def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:
     """The complete versions that match `where`, oldest first."""
-    found: list[ModelVersion] = []
-    token: str | None = None
-    while True:
-        page = client.search_model_versions(where, max_results=1000, page_token=token)
-        found += page
-        if not (token := page.token):
-            break
+    found = list(page := client.search_model_versions(where, max_results=1000))
+    while page.token:
+        found += (page := client.search_model_versions(where, max_results=1000, page_token=page.token))
     return sorted((version for version in found if _is_complete(version)), key=lambda version: int(version.version))
 
 

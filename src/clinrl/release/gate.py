@@ -65,21 +65,11 @@ class Decision(Strict):
 
 
 def decide(
-    task: Task,
-    gate: Gate,
-    scale: Scale,
-    candidate: ByMode,
-    rivals: Mapping[str, ByMode],
-    simple: Mapping[str, Sequence[Any]],
-    *,
-    model: str,
-    digest: str,
-    champion: tuple[str, str] | tuple[None, None],
-    moved: str | None = None,
-    rebuilders: Sequence[str] = (),
-    protocol: Protocol | None = None,
-    look: Look | None = None,
-) -> Decision:
+    task: Task, gate: Gate, scale: Scale, candidate: ByMode, rivals: Mapping[str, ByMode],
+    simple: Mapping[str, Sequence[Any]], *, model: str, digest: str,
+    champion: tuple[str, str] | tuple[None, None], moved: str | None = None, rebuilders: Sequence[str] = (),
+    protocol: Protocol | None = None, look: Look | None = None,
+) -> Decision:  # fmt: skip
     """Check the limits of the gate and the floors on the answers of the candidate and its rivals, mode by mode.
 
     `candidate` and each rival are answers by mode; a rival's key is its name in sentences ("the champion"). `simple`
