@@ -499,12 +499,6 @@ def test_a_continued_run_is_not_warned_of_what_it_was_warned_of(tmp_path, capsys
     assert "(clipped)" not in capsys.readouterr().err
 
 
-def test_want_of_disk_space_is_told_from_other_failures(tmp_path):
-    assert callback.disk_is_full(OSError(28, "No space left on device"), tmp_path)
-    assert callback.disk_is_full(RuntimeError("I/O error: No space left on device (os error 28)"), tmp_path)
-    assert not callback.disk_is_full(RuntimeError("shapes differ"), tmp_path)
-
-
 @pytest.fixture
 def scorer(project):
     """The reward function over a task whose score can be replaced, and how to call it with turns as text."""
