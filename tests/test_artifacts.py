@@ -1,9 +1,12 @@
 """Artefacts on disk: the advice for an altered one works, where DVC's own copy was altered too."""
 
+import errno
+import os
 import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -63,3 +66,46 @@ def test_a_line_that_a_full_disk_cut_short_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "live.jsonl"
     path.write_text('{"step":1}\n{"step":2,"lo{"step":2}\n{"step":3}\n')
     assert [*artifacts.whole_lines(path)] == [{"step": 1}, {"step": 3}]
+
+
+def without_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # `write` names no file
+
+
+def copies(folder: Path) -> None:
+    (folder / "from").mkdir()
+    (folder / "from/f").touch()
+    shutil.copytree(folder / "from", folder / "to", copy_function=without_space)
+
+
+def saves(_: Path) -> None:
+    raise RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors does
+
+
+@pytest.mark.parametrize(
+    "writes", [without_space, copies, saves, lambda folder: artifacts.write_text(folder / "f", "new")]
+)
+def test_a_full_disk_is_told_with_the_folder_that_was_to_be_made(writes, tmp_path, monkeypatch) -> None:
+    target = tmp_path / "made"
+    with artifacts.staged(target) as folder:
+        (folder / "f").write_text("old")
+    monkeypatch.setattr(os, "fsync", without_space)
+    with pytest.raises(OSError, match="No space left") as raised, artifacts.staged(target) as folder:
+        writes(folder)
+    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.filename in (str(target), str(target / "f"))
+    assert (target / "f").read_text() == "old"
+    assert [*tmp_path.iterdir()] == [target]
+
+
+def test_torch_does_not_say_why_it_failed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=4096))
+    with pytest.raises(OSError, match="No space left"), artifacts.staged(tmp_path / "made"):
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 320 vs 214")
+
+
+def test_other_errors_stay_as_they_are(tmp_path) -> None:
+    for error in (ValueError("a bug"), RuntimeError("shapes differ"), OSError(errno.EBADF, "no such stream")):
+        with pytest.raises(type(error)) as raised, artifacts.staged(tmp_path / "made"):
+            raise error
+        assert raised.value is error

@@ -1,9 +1,11 @@
 """The README tells the truth and is short. `test_docs` checks its commands and links, as those of every page."""
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +81,20 @@ def test_splicing_replaces_what_stands_between_the_markers() -> None:
     once = series.splice(page, "new")
     assert once == f"a\n{series.BEGIN}\nnew\n{series.END}\nb\n"
     assert series.splice(once, "new") == once
+
+
+def test_a_full_disk_leaves_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(f"{series.BEGIN}\nold\n{series.END}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(series, "load_params", lambda: SimpleNamespace(bases={"esi": None}))
+    monkeypatch.setattr(series, "table", lambda *_: "new")
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        assert series.main(["esi", "--write"]) == 1
+    assert "old" in page.read_text()
+    assert series.main(["esi", "--write"]) == 0
+    assert "new" in page.read_text()
 
 
 @pytest.mark.parametrize("page", ["", series.BEGIN, f"{series.END}{series.BEGIN}", f"{series.BEGIN}{series.END}" * 2])

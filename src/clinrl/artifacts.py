@@ -4,6 +4,7 @@ A stage writes into a private directory next to its target; only a finished dire
 killed stage therefore leaves nothing where the next stage would look.
 """
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from clinrl import paths
-from clinrl.errors import ArtefactError, Busy, ParamsError
+from clinrl.errors import ArtefactError, Busy, ParamsError, Refused, disk_is_full, file_of, number_of
 from clinrl.types import Manifest
 
 MANIFEST = "manifest.json"
@@ -109,13 +110,32 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)  # of a killed process with the same id
     try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as stream:
+        with (
+            naming(path, partial),
+            open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as stream,
+        ):
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
+    """Name the path in the error of a full disk: writing names no file, and libraries raise errors of their own.
+
+    `partial` is what the path is called while it is written.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, Refused) or not disk_is_full(error, path.parent):
+            raise
+        file = (file_of(error) or str(path)).replace(str(partial or path), str(path))
+        number = number_of(error) or errno.ENOSPC
+        raise OSError(number, os.strerror(number), file) from error
 
 
 @contextmanager
@@ -134,7 +154,8 @@ def staged(target: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        yield partial
+        with naming(target, partial):
+            yield partial
         if target.exists():
             os.replace(target, former)
         os.replace(partial, target)

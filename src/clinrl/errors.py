@@ -8,6 +8,7 @@ import select
 import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 REFUSALS = {
@@ -17,6 +18,8 @@ REFUSALS = {
     errno.EACCES: ("access is denied", "get the right to it"),
 }
 """Errors of the operating system that only a person can mend: what happened, and what to do."""
+FULL = re.compile(r"no space left on device|database or disk is full", re.IGNORECASE)
+"""How libraries say that the disk is full, in errors of their own without a number."""
 
 
 UNREAD = 141
@@ -59,17 +62,35 @@ def exit_code_of(program: Callable[[], int]) -> int:
             raise
         _drop(unread)
         return UNREAD
-    except OSError as error:
-        if error.errno not in REFUSALS:
+    except Exception as error:
+        if (number := number_of(error)) not in REFUSALS:
             raise
-        what, do = REFUSALS[error.errno]
-        where = f" at {error.filename}" if error.filename else ""
+        what, do = REFUSALS[number]
+        where = f" at {file}" if (file := file_of(error)) else ""
         echo(f"{what}{where}: {do} and give the same command again")
         try:
             sys.stdout.flush()
         except OSError:
             _drop([1])
         return 1
+
+
+def number_of(error: BaseException) -> int:
+    """The number of the operating system's error, or 0 for any other one. Libraries may give its words alone."""
+    return getattr(error, "errno", None) or (errno.ENOSPC if FULL.search(str(error)) else 0)
+
+
+def file_of(error: BaseException) -> str:
+    """The file that an error of the operating system names, or an empty text: a copy rather than what was copied."""
+    return str(getattr(error, "filename2", None) or getattr(error, "filename", None) or "")
+
+
+def disk_is_full(error: BaseException, folder: Path) -> bool:
+    """Whether a write failed for lack of space. torch does not say why it failed."""
+    if not isinstance(error, RuntimeError) or number_of(error):
+        return number_of(error) in (errno.ENOSPC, errno.EDQUOT)
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize < 1 << 20
 
 
 P = ParamSpec("P")

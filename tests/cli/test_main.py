@@ -3,6 +3,7 @@
 import errno
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -241,6 +242,16 @@ def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):
         ),
         (
             OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            "clinrl: disk is full: free some space and give the same command again\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "data/graded/x", None, "data/cases/x"),  # of a copy
+            1,
+            "clinrl: disk is full at data/cases/x: free some space and give the same command again\n",
+        ),
+        (
+            shutil.Error([("a", "b", "[Errno 28] No space left on device")]),
             1,
             "clinrl: disk is full: free some space and give the same command again\n",
         ),

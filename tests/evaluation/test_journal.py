@@ -1,5 +1,6 @@
 """An exam that is killed goes on where it stopped, asks nobody twice, and ends with the bytes of one that was not."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -144,6 +145,20 @@ def test_a_journal_passes_over_a_line_that_is_not_whole(tmp_path: Path) -> None:
         assert [*again.found] == ["0", "1"]
         again.put("2", ids=[[2]])
         assert [*Journal(tmp_path / "journal").found] == ["0", "1", "2"]
+
+
+def test_a_journal_names_its_file_on_a_full_disk_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, full = os.write, os.open("/dev/full", os.O_WRONLY)
+    journal = Journal(tmp_path)
+    journal.put("first", written=[1])
+    for cut in (lambda file, line: write(file, line[:10]), lambda _, line: write(full, line)):
+        monkeypatch.setattr(os, "write", cut)
+        with pytest.raises(OSError, match="completions") as raised:
+            journal.put("second", written=[2])
+        assert raised.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    journal.put("second", written=[2])
+    assert [*Journal(tmp_path).found] == ["first", "second"]
 
 
 def test_forks_that_write_at_once_leave_whole_lines(tmp_path: Path) -> None:

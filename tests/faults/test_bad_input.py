@@ -330,7 +330,7 @@ def test_a_full_disk(doll: Path, small_disk: tuple[Path, list[str]]) -> None:
         return done.stderr
 
     assert run("dataset", "d1", "--params", "larger.yaml") == (
-        "clinrl: disk is full: free some space and give the same command again\n"
+        "clinrl: disk is full at data/cases/d1: free some space and give the same command again\n"
     )
     fill(disk / "filler")
     assert run("train", "v1").startswith("clinrl: disk is full")

@@ -1,6 +1,7 @@
 """The audit log: a chain that only grows, and that says where it was broken."""
 
 import json
+import os
 import subprocess
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -173,6 +174,17 @@ def test_a_line_that_was_cut_short_does_not_count_and_is_replaced(path):
     append(path, "refusal", {"after": "a kill"})
 
     assert [entry.kind for entry in read(path)] == ["decision", "decision", "refusal"]
+
+
+def test_a_full_disk_is_told_with_the_file_and_breaks_no_chain(path, monkeypatch):
+    three(path)
+    monkeypatch.setattr(os, "fsync", lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    with pytest.raises(OSError, match="No space left") as raised:
+        append(path, "refusal", {})
+    monkeypatch.undo()
+    assert raised.value.filename == str(path)
+    append(path, "refusal", {"after": "space was freed"})
+    assert read(path)[-1].body == {"after": "space was freed"}
 
 
 def test_a_line_that_was_committed_cut_short_may_be_replaced(path):

@@ -147,6 +147,30 @@ def test_a_pipeline_ends_in_the_same_lock(tmp_path: Path) -> None:
     assert b"say@two" in locks[0]
 
 
+@pytest.mark.long
+def test_an_output_that_the_cache_cannot_take_is_not_recorded(tmp_path: Path) -> None:
+    env, words = of_its_own(tmp_path), [sys.executable, "-m", "clinrl.runtime.dvc_command"]
+    (tmp_path / "out").mkdir()
+    subprocess.run([*words, "init", "--no-scm", "-q"], cwd=tmp_path, env=env, check=True)
+    (tmp_path / "dvc.yaml").write_text(PIPELINE)
+    (tmp_path / "params.yaml").write_text("rate: 1.0e-6\n")
+    (tmp_path / "source.txt").write_text("first")
+    blocked = tmp_path / ".dvc/cache/files/md5" / hashlib.md5(b"one\n", usedforsecurity=False).hexdigest()[:2]
+    blocked.parent.mkdir(parents=True)
+    blocked.symlink_to("/proc")  # where not even root can write, as on a full disk
+    failed = subprocess.run(
+        [*words, "repro", "say@one"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert failed.returncode
+    assert "run `dvc commit -f` for the stage, since `dvc repro` would delete it" in failed.stderr.splitlines()[-1]
+    assert (tmp_path / "out/one.txt").read_text() == "one\n"
+    assert not (tmp_path / "dvc.lock").exists()
+    blocked.unlink()
+    subprocess.run([*words, "commit", "-f", "-q", "say@one"], cwd=tmp_path, env=env, check=True)
+    assert "say@one" in (tmp_path / "dvc.lock").read_text()
+    assert len([*blocked.iterdir()]) == 1
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository in which DVC was begun. Only copy it."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.artifacts import whole_lines
+from clinrl.artifacts import naming, whole_lines
 
 if TYPE_CHECKING:
     import torch
@@ -46,12 +46,13 @@ class Journal:
         """Add a unit in one write: the forks of a stage share the file, and lines in pieces could be mixed."""
         # A line end comes first: a kill may have cut the line before short.
         line = b"\n" + json.dumps({"asked": asked, **entry}, separators=(",", ":")).encode()
-        target = os.open(self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            if os.write(target, line) != len(line):
-                raise OSError(errno.ENOSPC, "a line was cut short", str(self.folder / FILE))
-        finally:
-            os.close(target)
+        with naming(file := self.folder / FILE):
+            target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                if os.write(target, line) != len(line):
+                    raise OSError(errno.ENOSPC, "a line was cut short")
+            finally:
+                os.close(target)
 
     def remove(self) -> None:
         """Delete the journal, once its run is finished."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clinrl.artifacts import write_json
-from clinrl.errors import REFUSALS, ArtefactError, Refused, format_value
+from clinrl.errors import REFUSALS, ArtefactError, Refused, format_value, number_of
 from clinrl.models import memory
 
 WEIGHTS = "adapter_model.safetensors"
@@ -42,9 +42,7 @@ def refused(folder: Path | str, what: str) -> Iterator[None]:
     except Refused:
         raise
     except Exception as error:  # a hostile file can make each library raise any of its own errors
-        if memory.is_exhausted(error):  # not the file's fault
-            raise
-        if isinstance(error, OSError) and error.errno in REFUSALS:
+        if memory.is_exhausted(error) or number_of(error) in REFUSALS:  # not the file's fault
             raise
         message = " ".join(str(error).split())[:160]
         reason = f"{type(error).__name__}: {message}" if message.isprintable() else type(error).__name__

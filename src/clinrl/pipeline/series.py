@@ -14,6 +14,7 @@ from typing import Any
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.analysis.compared import ALL, Compared
+from clinrl.artifacts import write_text
 from clinrl.config.base import check_known
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, with_exit_code
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nThe lineage as it was examined here, one seed:\n\n{lines(params, arguments.task)}")
     else:
         readme = Path("README.md")
-        readme.write_text(splice(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
+        write_text(readme, splice(readme.read_text(encoding="utf-8"), block))
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from clinrl import paths
-from clinrl.artifacts import canonical_json, digest
+from clinrl.artifacts import canonical_json, digest, naming
 from clinrl.errors import ArtefactError, SignatureError
 from clinrl.signing.keys import Key, Signer, trusted_keys
 from clinrl.signing.keys import signer as our_signer
@@ -89,7 +89,7 @@ def append(
             "run `clinrl keys init` to make it this checkout's"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as stream:
+    with naming(path), path.open("a+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
         text = stream.read()

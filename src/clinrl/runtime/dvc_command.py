@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import dvc_objects.db
-from dvc import dvcfile
+from dvc import dvcfile, output
 from dvc.cli import main
 from dvc.exceptions import DvcException
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml, parse_yaml_for_update
@@ -147,6 +147,24 @@ def keep_inside() -> None:
     tree.from_list = classmethod(plain_listing)
 
 
+def keep_whole() -> None:
+    """Make DVC fail if its cache lacks a part of an output, as on a full disk: it would record the output all the same.
+
+    It would also end with 0, and the next run would delete the output, which is nowhere else, and make it anew.
+    """
+    transfer = output.otransfer
+
+    def whole(*arguments: Any, **named: Any) -> None:
+        if transfer(*arguments, **named).failed:
+            REFUSED.append(
+                "DVC could not copy what a stage has made into its cache, as it says above; free some space there and "
+                "run `dvc commit -f` for the stage, since `dvc repro` would delete it and make it anew"
+            )
+            raise Refused(REFUSED[-1])
+
+    output.otransfer = whole
+
+
 def _digest(oid: str) -> str:
     if "/" in oid or oid.startswith("."):
         _refuse("a digest", "its cache")
@@ -161,6 +179,7 @@ def _refuse(what: str, of: str) -> NoReturn:
 if __name__ == "__main__":
     dvcfile.modify_yaml, dvcfile.Lockfile.load = modify, load
     keep_inside()
+    keep_whole()
     words = sys.argv[1:]
     if words[:1] == ["--side-by-side"]:
         side_by_side.install()

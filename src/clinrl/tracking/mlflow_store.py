@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import canonical_json, digest, locked
-from clinrl.errors import RegistryError, format_value, mask
+from clinrl.errors import FULL, RegistryError, format_value, mask
 from clinrl.types import Estimate, Manifest
 
 if TYPE_CHECKING:
@@ -63,9 +63,6 @@ PATIENCE = {
 
 TWICE = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
 """The errors of SQLite, PostgreSQL and MySQL for a row that another process has just added."""
-
-DISK_FULL = re.compile(r"database or disk is full|no space left on device", re.IGNORECASE)
-"""The errors of SQLite, and of the system through a server, when the disk is full."""
 
 Point = tuple[str, int, float]
 """Metric, step, value."""
@@ -249,7 +246,7 @@ def _sentence(uri: str, error: Exception) -> str:
             f"{place(uri)} refused the credentials; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN"
         )
-    if DISK_FULL.search(text):
+    if FULL.search(text):
         return f"disk is full at {place(uri)}: free some space and give the same command again"
     if "database is locked" in text:
         return f"{place(uri)} is locked by another process; give the same command again when that has ended"

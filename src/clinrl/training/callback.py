@@ -1,7 +1,6 @@
 """The callback of a training run: it seals checkpoints, raises alerts, and writes the history and the progress."""
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -225,10 +224,3 @@ class ProgressLine:
         """Give the terminal back."""
         if self.bar is not None:
             self.bar.stop()
-
-
-def disk_is_full(error: BaseException, folder: Path) -> bool:
-    """Whether a write failed for lack of space. torch and safetensors report that only in words, or not at all."""
-    is_full = "No space left on device" in str(error) or getattr(error, "errno", None) == 28
-    status = os.statvfs(folder)
-    return is_full or status.f_bavail * status.f_frsize < 1 << 20

@@ -221,11 +221,11 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     status = _status(folder)
     if code == 0 and _completed(folder, steps):
         return
+    resume = f"the same command continues from step {status['step']} of {steps}"
+    if code == DISK_FULL:  # there may be no room for a status
+        raise TrainingError(f"training of {version} ended because the disk is full; free some space, and {resume}")
     if status["state"] in ("starting", "running"):  # it died before it could write how it ended
         write_json(folder / STATUS, {**status, "state": "ended"})
-    resume = f"the same command continues from step {status['step']} of {steps}"
-    if code == DISK_FULL:
-        raise TrainingError(f"training of {version} ended because the disk is full; free some space, and {resume}")
     if status["state"] == "stopped":
         raise TrainingError(f"training of {version} was stopped; {resume}")
     if status["state"] == "failed":

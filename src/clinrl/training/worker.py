@@ -16,7 +16,7 @@ from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import canonical_json, write_json
-from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError, echo
+from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError, disk_is_full, echo
 from clinrl.runtime import determinism, gpus
 from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
 
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
     from clinrl.models.checkpoints import latest_checkpoint
-    from clinrl.training.callback import Watch, disk_is_full
+    from clinrl.training.callback import Watch
     from clinrl.training.launch import DISK_FULL
 
     steps = spec["trainer"]["steps"]
