@@ -68,6 +68,14 @@ def test_what_was_checked_is_not_checked_again_while_it_stays_the_same(path, mon
         audit_log.read(path, {"stranger": STRANGER.key})
 
 
+def test_a_body_is_written_out_once_to_check_its_line(path, monkeypatch):
+    three(path)
+    monkeypatch.setattr(audit_log, "_checked", {})
+    written = []
+    monkeypatch.setattr(audit_log, "canonical_json", lambda value: written.append(value) or canonical_json(value))
+    assert [entry.body for entry in read(path)] == [value for value in written if isinstance(value, dict)]
+
+
 def test_lines_follow_each_other_and_say_when(path):
     first = append(path, "decision", {"b": 1, "a": [2]})
     second = append(path, "approval", {})
@@ -102,6 +110,9 @@ def test_a_line_is_not_written_twice_if_the_caller_says_so(path):
         (lambda lines: [lines[0], lines[2], lines[1]], "line 2 does not follow"),
         (lambda lines: [lines[0], "{}\n", *lines[1:]], "line 2 is not an entry"),
         (lambda lines: [lines[0], "\n", *lines[1:]], "line 2 is not an entry"),
+        (lambda lines: [lines[0], lines[1].replace('"number":1', '"number":NaN'), lines[2]], "line 2 is not an entry"),
+        (lambda lines: [lines[0], lines[1].replace('"number":1', '"number":1,"number":1'), lines[2]], "2 was altered"),
+        (lambda lines: [lines[0], lines[1].replace('"body":', '"body": '), lines[2]], "line 2 was altered"),
     ],
 )
 def test_damage_is_named_by_its_line(path, damage, says):

@@ -446,9 +446,12 @@ def test_what_was_altered_in_the_registry_is_not_brought_back(params):
     assert (champion(), kinds()[-1]) == ("v1", "promotion")
 
 
-@pytest.mark.parametrize("moved", [1, 2])
+@pytest.mark.parametrize(("moved", "undone"), [(1, False), (2, False), (2, True)])
 @after("v1")
-def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, monkeypatch, moved):
+def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, monkeypatch, moved, undone):
+    """The same for one that undoes another, which names the version to replace."""
+    of = promotion.rollback(params, "esi", approver=ADA).digest if undone else ""
+    target, source = ("v1", "v2") if undone else ("v2", "v1")
     point, calls = versions.point, []
 
     def dying(*arguments):
@@ -461,13 +464,16 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
         patch.setattr(versions, "point", dying)
         patch.setattr(audit_log, "append", lambda *_, **__: dying())
         with pytest.raises(KeyboardInterrupt):
-            promotion.rollback(params, "esi", approver=ADA)
+            promotion.rollback(params, "esi", approver=ADA, of=of)
+    for attempt in (decisions.decide, promotion.settle):
+        with pytest.raises(GateError, match=f"give `clinrl rollback esi{' --from 2' if undone else ''}` again"):
+            attempt(params, target)
 
-    assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
+    assert promotion.rollback(params, "esi", approver=ADA, of=of).name == target
 
-    assert versions.find("esi", "v1").aliases == ("previous",)
+    assert versions.find("esi", source).aliases == ("previous",)
     assert kinds()[-1] == "rollback"
-    assert kinds().count("rollback") == 1
+    assert kinds().count("rollback") == 1 + undone
 
 
 @after("v1")

@@ -14,8 +14,8 @@ from clinrl.artifacts import read_manifest, seal
 from clinrl.cli import main as cli
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.release import decisions
-from clinrl.site import build
+from clinrl.release import audit_log, decisions
+from clinrl.site import build, standing
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -143,6 +143,24 @@ def test_the_audit_log_and_the_gate_are_told(site: Path) -> None:
     assert "Ada Lovelace" in log
     for name, state in {"v1": "champion", "v3": "refused", "v2": "open"}.items():
         assert f"{name} {state}" in " ".join("".join(pages[f"versions/{name}.html"].text).split()), name
+
+
+def test_of_a_long_audit_log_the_last_lines_are_shown_in_full_and_each_line_is_read_once(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    digests = standing._digests
+    monkeypatch.setattr(standing, "_digests", lambda body: read.append(body) or digests(body))
+    monkeypatch.setattr(build, "FULL_LINES", 2)
+    build.stage(params, most=3)
+    lines = audit_log.lines(params)
+    assert read == [line.body for line in lines]
+    assert len(lines) == 4
+    text = (paths.site() / "audit-log.html").read_text(encoding="utf-8")
+    assert [f'id="L{line.digest[:12]}"' in text for line in lines] == [True] * 4
+    assert [f"<code>{line.digest}</code>" in text for line in lines] == [False, False, True, True]
+    assert "The last 2 are shown in full" in text
+    assert not sites.dead(paths.site())
 
 
 def test_without_graded_answers_the_page_says_what_makes_them(params: Params, tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 import pytest
 
 from clinrl.config.params import load_params
-from clinrl.site.standing import Standing, standing
+from clinrl.site.standing import History, Standing, standing
 from clinrl.site.versions import examined
 
 
 def stands(name: str) -> Standing:
     params, exam = load_params(), examined(load_params(), name)
-    return standing(params, params.model(name), exam.reports, exam.agreement, [])
+    return standing(params, params.model(name), exam.reports, exam.agreement, History([]))
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,11 +57,6 @@ class Entry(Strict):
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     signature: str
     """DER, in Base64."""
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The fields that `digest` and `signature` cover."""
-        return self.model_dump(mode="json", exclude={"digest", "signature"})
 
 
 def append(
@@ -104,7 +100,7 @@ def append(
             "previous": entries[-1].digest if entries else START,
             "key": signer.key.fingerprint,
         }
-        signature = base64.b64encode(signer.sign(_signed_bytes(fields))).decode()
+        signature = base64.b64encode(signer.sign(pae(PAYLOAD_TYPE, canonical_json(fields).encode()))).decode()
         entry = Entry(**fields, digest=digest(fields), signature=signature)
         if len(whole) < len(text):
             stream.truncate(len(whole))
@@ -183,18 +179,19 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
     for number, line in enumerate(text[len(checked) :].splitlines(), start=len(entries) + 1):
         try:
             entry = Entry.model_validate_json(line)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
+            texts = {name: canonical_json(value) for name, value in sorted(entry)}  # once: bodies are long
+        except ValueError as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise ArtefactError(f"{path} line {number} is not an entry of the audit log ({reason}); {advice}") from None
-        is_written = line == canonical_json(entry.model_dump(mode="json")).encode()  # parsers differ on duplicate keys
-        content = entry.content
-        if not is_written or entry.digest != digest(content):
+        is_written = line == _object(texts)  # parsers differ on duplicate keys
+        content = _object({name: text for name, text in texts.items() if name not in ("digest", "signature")})
+        if not is_written or entry.digest != sha256(content).hexdigest():
             raise ArtefactError(f"{path} line {number} was altered after it was written; {advice}")
         if entry.previous != previous:
             raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {advice}")
         if entry.key not in known:
             uncounted = uncounted or (number, entry.key)
-        elif not known[entry.key].verifies(_signed_bytes(content), _decode(entry.signature)):
+        elif not known[entry.key].verifies(pae(PAYLOAD_TYPE, content), _decode(entry.signature)):
             raise ArtefactError(f"{path} line {number} has an invalid signature; {advice}")
         else:
             uncounted = None  # a signature covers all lines before it
@@ -212,8 +209,9 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
     return entries
 
 
-def _signed_bytes(content: Mapping[str, Any]) -> bytes:
-    return pae(PAYLOAD_TYPE, canonical_json(content).encode())
+def _object(texts: Mapping[str, str]) -> bytes:
+    """The canonical JSON of an object whose fields are given as canonical JSON, in the order of their names."""
+    return b"{%s}" % ",".join(f'"{name}":{text}' for name, text in texts.items()).encode()
 
 
 def _decode(text: str) -> bytes:

@@ -23,7 +23,7 @@ from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, budget, form, gate
 from clinrl.release.change_control import changed_since_training, outside_plan
 from clinrl.release.gate import Decision
-from clinrl.release.moves import decisions_on, is_of, last_move, recorded_champion
+from clinrl.release.moves import decisions_on, interrupted, is_of, last_move, recorded_champion
 
 
 def decide(params: Params, name: str) -> Decision:
@@ -141,7 +141,7 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
     raise GateError(
         f"{held.name} is the champion of {model} in the registry, but not by {paths.audit_log()}: if a "
         "scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a rollback was cut "
-        f"short: give `clinrl rollback {model}` again, or move the name back in MLflow"
+        f"short: give {interrupted(held, lines)} again, or move the name back in MLflow"
     )
 
 

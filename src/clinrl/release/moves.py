@@ -48,11 +48,22 @@ def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) ->
         if turn.kind == "rollback" and turn.body["from"]["digest"] == digest:
             found = turn.body["approver"]
         elif turn.kind == "approval":
-            decided = decision_of(turn.body["decision"], lines)
-            found = None if decided and decided["candidate_digest"] == digest else found
+            if turn.body["digest"] == digest and decision_of(turn.body["decision"], lines):
+                found = None
         elif holder_after(turn) == digest:
             found = None
     return found
+
+
+def interrupted(held: Entry, lines: Sequence[audit_log.Entry]) -> str:
+    """The command that completes a rollback to the version that holds the alias, if one was cut short after that move.
+
+    A rollback to a version that was itself rolled back needs `--from`, with the champion by the audit log.
+    """
+    # Approvals aside: one that was cut short before the name moved promoted nothing.
+    person = rolled_back_by(held.model, [line for line in lines if line.kind != "approval"], held.digest)
+    now = versions.by_digest(held.model, recorded_champion(held.model, lines)) if person else None
+    return f"`clinrl rollback {held.model}{f' --from {now.number}' if now else ''}`"
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
@@ -72,7 +83,7 @@ def decisions_on(candidate: str, lines: Sequence[audit_log.Entry]) -> list[dict[
 
 def decision_of(digest: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
     """The recorded decision with this digest; None if there is none."""
-    return next((line.body for line in lines if _decides(line, digest)), None)
+    return next((line.body for line in reversed(lines) if _decides(line, digest)), None)
 
 
 def check_folded(params: Params, fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) -> None:
@@ -119,7 +130,7 @@ def check_unspent(fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) 
     is_approved = was_champion = False
     turns = {line.digest: holder_after(line) for line in moves(fold.model, lines)}
     for line in lines:
-        is_approved |= _decides(line, approved)
+        is_approved = is_approved or _decides(line, approved)
         if line.digest not in turns:
             continue
         if is_approved and was_champion and turns[line.digest] != fold.digest:

@@ -25,6 +25,7 @@ from clinrl.release.gate import Decision
 from clinrl.release.moves import (
     check_folded,
     check_unspent,
+    interrupted,
     last_move,
     recorded_before,
     recorded_champion,
@@ -136,8 +137,8 @@ def _complete(params: Params, entry: Entry) -> Entry:
     elif recorded_champion(model, lines) != entry.digest:  # an older approval is void
         raise GateError(
             f"{entry.name} is the champion of {model}, but {paths.audit_log()} knows of no approval that made it so: "
-            "somebody moved the name by hand, or a rollback was cut short; give `clinrl rollback` again, or move the "
-            "name back in MLflow, and promote with `clinrl promote`"
+            f"somebody moved the name by hand, or a rollback was cut short; give {interrupted(entry, lines)} again, or "
+            "move the name back in MLflow, and promote with `clinrl promote`"
         )
     if (candidate := versions.holder(model, CANDIDATE)) is not None and candidate.digest == entry.digest:
         versions.point(model, CANDIDATE, None)

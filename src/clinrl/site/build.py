@@ -28,7 +28,7 @@ from clinrl.reports.render import environment, load
 from clinrl.runtime.progress import progress
 from clinrl.site import answers, charts, markdown, tree, versions
 from clinrl.site.answers import Shown
-from clinrl.site.standing import MEANS, Standing, standing
+from clinrl.site.standing import MEANS, History, Standing, standing
 from clinrl.site.tree import Node
 from clinrl.site.versions import Exam
 from clinrl.tasks.base import get_task
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LIMIT_MB, ROOM_MB = 20, 8
 """Largest size of the whole folder, and the size from which no further model's answers are added."""
+FULL_LINES = 1000
+"""The number of the audit log's lines that are shown in full: those of many years would exceed the limit."""
 HERE = Path(__file__).parent
 
 
@@ -94,8 +96,9 @@ class Site:
     @cached_property
     def standings(self) -> dict[str, Standing]:
         """Each model's state at its gate."""
+        history = History(self.log[0])
         return {
-            name: standing(self.params, self.params.model(name), exam.reports, exam.agreement, self.log[0])
+            name: standing(self.params, self.params.model(name), exam.reports, exam.agreement, history)
             for name, exam in self.exams.items()
         }
 
@@ -203,7 +206,7 @@ def write(site: Site, advance: Callable[..., None]) -> None:
         _version(site, name, shown.get(name))
         advance()
     lines, unbelieved = site.log
-    site.page("audit-log.html", "log", "Audit log", lines=lines, unbelieved=unbelieved)
+    site.page("audit-log.html", "log", "Audit log", lines=lines, unbelieved=unbelieved, full=FULL_LINES)
     groups = _groups({path: (url, pages[path].title) for path, url in found.items()})
     site.page("docs.html", "docs", "Documentation", groups=groups)
     site.page("comparisons.html", "comparisons", "Comparisons", urls=site.targets, compared=site.compared, titles={

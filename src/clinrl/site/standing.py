@@ -37,15 +37,36 @@ class Standing:
     """The entries of the audit log about this model."""
 
 
+class History:
+    """The audit log by digest, so that the pages of all models read it once."""
+
+    def __init__(self, log: Sequence[Entry]) -> None:
+        self._lines: dict[str, dict[int, Entry]] = {}
+        for number, line in enumerate(log):
+            for named in _digests(line.body):
+                self._lines.setdefault(named, {})[number] = line
+        models = {str(line.body["model"]) for line in log if line.kind in ("promotion", "rollback")}
+        self.champions = {model: recorded_champion(model, log) for model in models}
+        """The champion's digest of each registered model."""
+
+    def about(self, adapter: str) -> list[Entry]:
+        """The entries that name a model's digest, or the digest of a decision on it, oldest first."""
+        own = self._lines.get(adapter, {})
+        found = dict(own)
+        for decision in decisions_on(adapter, [*own.values()]):
+            found |= self._lines.get(digest(decision), {})
+        return [line for _, line in sorted(found.items())]
+
+
 def standing(
-    params: Params, model: Model, reports: Mapping[str, EvalReport], agreement: Estimate | None, log: Sequence[Entry]
+    params: Params, model: Model, reports: Mapping[str, EvalReport], agreement: Estimate | None, log: History
 ) -> Standing:
-    """The state of a model. `agreement` is the one between its modes, `log` the whole audit log."""
+    """The state of a model. `agreement` is the one between its modes."""
     if model.kind == "base":
         return Standing("base", "The base, from which all versions start.")
     adapter = next((report.adapter_digest for report in reports.values()), "")
-    lines = about(adapter, log) if adapter else []
-    decisions = decisions_on(adapter, log)
+    lines = log.about(adapter) if adapter else []
+    decisions = decisions_on(adapter, lines)
     findings = tuple(_findings(params, model, reports, agreement))
     if decisions:
         findings = tuple(Finding.model_validate(finding) for finding in decisions[-1]["findings"])
@@ -53,7 +74,7 @@ def standing(
     made_of = (params.versions[name] for part in model.parts for name in params.lineage(part))
     waiver = next((text for version in made_of if (text := params.profiles[version.profile].waiver)), "")
     state: State = "open"
-    if adapter and recorded_champion(model.registered, log) == adapter:
+    if adapter and log.champions.get(model.registered) == adapter:
         state, says = "champion", f"The champion of {model.registered}."
     elif decisions:
         state = "passed" if decisions[-1]["promote"] else "refused"
@@ -67,12 +88,6 @@ def standing(
     else:
         says = f"Nobody has decided: `clinrl decide {model.name}` does, once it is registered."
     return Standing(state, says, findings, tuple(lines))
-
-
-def about(adapter: str, log: Sequence[Entry]) -> list[Entry]:
-    """The entries of the audit log that name a model's digest, or the digest of a decision on it."""
-    digests = {adapter, *map(digest, decisions_on(adapter, log))}
-    return [line for line in log if digests & set(_digests(line.body))]
 
 
 def _digests(body: Mapping[str, Any]) -> list[str]:

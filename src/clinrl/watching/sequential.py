@@ -40,14 +40,17 @@ def evidence(hits: Any, n: Any, limits: Any) -> Any:
 def least(hits: Any, n: Any, alpha: float) -> Any:
     """Lower ends of confidence sequences: the smallest shares that the counts, as of `evidence`, do not refute.
 
-    A share that never changes is above its lower end at all looks together with a chance of at least 1 - alpha.
+    They are exact to four significant digits: each further step goes over all days. A share that never changes is above
+    its lower end at all looks together with a chance of at least 1 - alpha.
     """
     import numpy
 
+    hits, n = (numpy.asarray(one, float) for one in (hits, n))
     high = numpy.sum(hits, axis=1) / numpy.maximum(1, numpy.sum(n, axis=1))
-    low = numpy.zeros_like(high)
+    low, rest = numpy.zeros_like(high), numpy.arange(len(high))
     for _ in range(30):
-        middle = (low + high) / 2
-        is_refuted = evidence(hits, n, middle) >= -math.log(alpha)
-        low, high = numpy.where(is_refuted, middle, low), numpy.where(is_refuted, high, middle)
+        middle = (low[rest] + high[rest]) / 2
+        is_refuted = evidence(hits[rest], n[rest], middle) >= -math.log(alpha)
+        low[rest[is_refuted]], high[rest[~is_refuted]] = middle[is_refuted], middle[~is_refuted]
+        rest = numpy.array([i for i in rest if f"{low[i]:.4g}" != f"{high[i]:.4g}"], int)
     return low
