@@ -220,7 +220,7 @@ def _follow(file: Path) -> None:
     """Update the addresses in a store that was moved or copied together with its artefacts.
 
     MLflow stores absolute addresses. Those of artefacts elsewhere, as on a server or in a bucket, stay unchanged, and
-    so do those of artefacts that are not beside the file.
+    so do those of artefacts that were left behind: they are at the old place and not beside the file.
     """
     try:
         with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as database, database:
@@ -228,7 +228,8 @@ def _follow(file: Path) -> None:
             for (location,) in database.execute("SELECT artifact_location FROM experiments").fetchall():
                 there, _, folder = location.rpartition("/")  # the name of a task, or a server's number for it
                 is_ours = there.startswith("file:") and there.endswith(f"/{BESIDE}")
-                if not is_ours or there == here or not (file.parent / BESIDE / folder).is_dir():
+                left_behind = os.path.isdir(unquote(urlsplit(location).path))
+                if not is_ours or there == here or (left_behind and not (file.parent / BESIDE / folder).is_dir()):
                     continue
                 for table, column in ADDRESSES:
                     database.execute(
