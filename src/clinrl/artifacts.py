@@ -197,6 +197,11 @@ def locked(file: Path, *, waits: bool = True) -> Iterator[TextIO | None]:
             yield stream
 
 
+def may_write(file: Path) -> bool:
+    """Whether this user may write to an SQLite file: it needs its folder too, for the journal."""
+    return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
