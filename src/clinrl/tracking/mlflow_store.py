@@ -84,8 +84,8 @@ def store() -> str:
         path = str(file.absolute())
         if "?" in path or unquote(path) != path:
             raise RegistryError(
-                f"{path} has a ? or a % in its name, and MLflow would open another file; rename the folder, or set "
-                "MLFLOW_TRACKING_URI"
+                f"{path} has a ? or a % in its name, and MLflow would open another file; leave out options such as "
+                "?timeout=30, which MLflow sets itself, or rename the folder, or set MLFLOW_TRACKING_URI"
             )
         return f"{SQLITE}{path}"
     try:
