@@ -62,12 +62,49 @@ with Repo() as repo:
             shutil.copy2(path, to)' "$1"
 }
 
+# Copies a file or a folder beside others who write to it: no temporary file of DVC or clinrl, nothing that vanishes meanwhile,
+# and again what changed while it was copied. FROM TO
+copy_whole() {
+    python -c '
+import os, shutil, sys
+source, target = sys.argv[1:]
+
+def copy(one, to):
+    for _ in range(9):
+        before = os.stat(one)
+        if os.path.lexists(to):
+            os.unlink(to)  # an object of the cache may only be read
+        try:
+            shutil.copy2(one, to)
+            after = os.stat(one)
+        except FileNotFoundError:  # it may have vanished when half of it was copied
+            if os.path.lexists(to):
+                os.unlink(to)
+            raise
+        if (before.st_ino, before.st_size, before.st_mtime_ns) == (after.st_ino, after.st_size, after.st_mtime_ns):
+            return
+    raise OSError(f"{one} changes all the time")
+
+temporary = shutil.ignore_patterns(".*.tmp", ".*.partial-*", ".*.former-*")
+try:
+    if os.path.isdir(source):
+        shutil.copytree(source, target, symlinks=True, ignore=temporary, copy_function=copy, dirs_exist_ok=True)
+    else:
+        copy(source, target)
+except shutil.Error as error:
+    for one, _, why in error.args[0]:
+        if os.path.lexists(one):
+            sys.exit(f"clinrl: {one} cannot be copied: {why}")
+except OSError as error:
+    sys.exit(f"clinrl: {error}")' "$1" "$2"
+}
+
 # Copies a folder, or what begins with an address in a bucket. FROM TO
 copy() {
     if [[ $1$2 == *s3://* ]]; then
         aws s3 sync --only-show-errors "$1" "$2"
     elif [[ -d $1 ]]; then
-        mkdir -p "$2" && cp -a --remove-destination "$1/." "$2"
+        copy_whole "$1" "$2"
     fi
 }
 
@@ -111,7 +148,7 @@ make_backup() {
     copy "$files" "$folder/dvc"
     [[ $files == "$cache" ]] || copy_unpushed "$folder/unpushed"
     for path in "${kept[@]}"; do
-        [[ ! -e $path ]] || cp -aL --parents "$path" "$folder/checkout"
+        [[ ! -e $path ]] || { mkdir -p "$folder/checkout/$(dirname "$path")" && copy_whole "$path" "$folder/checkout/$path"; }
     done
     for path in "$watched"/*.sqlite; do
         [[ ! -f $path ]] || { mkdir -p "$folder/checkout/$watched" && copy_database "$path" "$folder/checkout/$path"; }

@@ -218,6 +218,11 @@ def locked(file: Path, *, waits: bool = True) -> Iterator[TextIO | None]:
             yield stream
 
 
+def may_write(file: Path) -> bool:
+    """Whether this user may write to an SQLite file: it needs its folder too, for the journal."""
+    return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -241,7 +246,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        if stage := _maker(folder):
+        if stage := maker(folder):
             raise ArtefactError(f"{folder} has no {MANIFEST}; run `dvc repro {stage}`, which makes it") from None
         name = folder.name
         makes = (
@@ -254,7 +259,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ArtefactError(f"{path} is not a manifest: {error.errors()[0]['msg']}; rebuild it") from None
 
 
-def _maker(folder: Path) -> str:
+def maker(folder: Path) -> str:
     """The stage that made a folder by dvc.lock, in the layout that DVC writes; empty if dvc.lock names none."""
     stage = part = ""
     with suppress(OSError), Path("dvc.lock").open(encoding="utf-8") as lines:

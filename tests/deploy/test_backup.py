@@ -28,6 +28,7 @@ from clinrl.signing import keys
 from clinrl.tracking import mlflow_store
 from once import once
 from plant import BUCKET, Plant, end, needed, run
+from processes import eventually
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/backup.sh"
@@ -313,6 +314,53 @@ def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, m
     with Repo() as repo:
         repo.pull(["import", "draw"])
     assert [Path(name).read_text() for name in ("ward/cases", "ward/manifest", "drawn")] == ["a\n", "b\n", "c\n"]
+
+
+WRITER = """
+import os, secrets, shutil
+from pathlib import Path
+while True:
+    for folder in (".dvc/cache/files/md5/00", ".clinrl/provenance", "mlruns/artifacts/esi"):
+        made = Path(folder, "m-1")
+        made.mkdir(parents=True, exist_ok=True)
+        names = [f".{secrets.token_urlsafe(16)}.tmp" if n % 2 else f".{n}.partial-1" for n in range(100)]
+        for n, name in enumerate(names):
+            for path in (made.parent / name, made / str(n)):
+                path.write_bytes(b"x" * 3000)
+        for n, name in enumerate(names):
+            os.replace(made.parent / name, made.parent / str(n))
+        shutil.rmtree(made)
+"""
+"""What trainings, DVC and registrations do: temporary files take their names, and folders come and go."""
+
+
+@pytest.mark.long
+def test_a_backup_beside_who_writes_ends_well_and_holds_whole_files(tmp_path: Path, monkeypatch: Any) -> None:
+    from dvc.repo import Repo
+
+    monkeypatch.chdir(tmp_path)
+    Path("mlruns/artifacts").mkdir(parents=True)
+    Path(".dvc").mkdir()
+    sqlite3.connect("mlruns/mlflow.db").close()
+    Repo.init(no_scm=True, force=True).close()
+    Path(".dvc/cache").mkdir()
+    with subprocess.Popen([sys.executable, "-c", WRITER]) as writer:
+        try:
+            eventually(Path("mlruns/artifacts/esi/99").exists)  # the last of the first round
+            for number in range(3):
+                done = script("make", f"backup-{number}")
+                assert (done.returncode, done.stderr) == (0, "")
+        finally:
+            writer.kill()
+    for number in range(3):
+        kept = [path for path in Path(f"backup-{number}").rglob("*") if path.parent.name in {"00", "provenance", "esi"}]
+        assert {path.name for path in kept} <= {*map(str, range(100)), "m-1"}
+        assert {path.stat().st_size for path in kept if path.is_file()} == {3000}
+    for lost in ("mlruns", ".dvc/cache", ".clinrl"):
+        shutil.rmtree(lost)
+    done = script("restore", "backup-2")
+    assert done.returncode == 0, done.stderr
+    assert Path(".dvc/cache/files/md5/00/99").stat().st_size == 3000
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli import main as cli
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.errors import ParamsError
+from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import answers, evaluate
 from clinrl.evaluation.answers import read_graded
 from clinrl.evaluation.show import place
@@ -226,7 +226,11 @@ def test_wrong_ones_drawn_ones_and_json(audits, monkeypatch, capsys):
     [
         (["audit-base", "99"], 2, "there is no episode 99"),
         (["audit-base", "1", "--mode", "thnk"], 2, "'thnk' is no mode of params.yaml; did you mean think?"),
-        (["v1", "1"], 1, "data/graded/v1 has no manifest.json"),
+        (
+            ["v1", "1"],
+            1,
+            "data/graded/v1 is not here; run `dvc pull --with-deps evaluate@v1` where a remote has them, or ",
+        ),
         (["v7", "1"], 2, "'v7' is no name that `clinrl show` knows"),
     ],
 )
@@ -234,6 +238,12 @@ def test_what_is_not_there_is_a_sentence(words, code, says, audits, monkeypatch,
     monkeypatch.chdir(audits)
     assert cli.main(["show", *words]) == code
     assert says in capsys.readouterr().err
+
+
+def test_one_command_brings_all_that_two_models_lack(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtefactError, match=r"v1 and data/graded/v2 are not here; .* `dvc repro evaluate@v1 evaluate"):
+        answers.check_here("v1", "v2")
 
 
 def test_a_task_of_one_turn_is_shown_too(tmp_path, monkeypatch, capsys):

@@ -27,7 +27,7 @@ from clinrl.signing import keys
 from clinrl.signing.keys import keyring
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import connect
-from processes import free_port
+from processes import as_reader, free_port
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -89,6 +89,22 @@ def first(project, held):
     for part in ("mlruns", ".clinrl"):
         shutil.copytree(held / part, part, dirs_exist_ok=True)
     return find("esi", "v1")
+
+
+READS = """
+from pathlib import Path
+from clinrl.errors import RegistryError
+from clinrl.registry import versions
+from clinrl.tracking import mlflow_store
+entry = versions.find("esi", "v1")
+with mlflow_store.connect() as client:
+    folder = versions._folder(client, entry, Path())
+print(entry.number, entry.digest, folder, sep="\\n")
+try:
+    versions.point("esi", "champion", entry)
+except RegistryError as error:
+    print(error)
+"""
 
 
 def begin(folder, store):
@@ -401,6 +417,34 @@ def test_a_copied_store_is_one_of_its_own(project, first, tmp_path_factory, monk
     with chdir(copy):
         assert folder_of(find("esi", "v1")).is_relative_to(copy)
     assert not folder_of(first).is_relative_to(copy)
+
+
+@pytest.mark.long
+def test_who_may_read_a_copied_store_and_not_write_it_is_answered(project, first, tmp_path_factory):
+    copy = tmp_path_factory.mktemp("copied") / "here"
+    shutil.copytree(Path.cwd(), copy)
+    before = (copy / mlflow_store.STORE).read_bytes()
+    done = as_reader(copy, READS)
+    assert done.returncode == 0, done.stderr
+    number, digest, folder, refused = done.stdout.splitlines()
+    assert (number, digest, Path(folder).is_relative_to(copy)) == ("1", first.digest, True)
+    assert refused == (
+        f"the registry in {copy / mlflow_store.STORE} may only be read by you; give the command as a user who may "
+        "write it and its folder"
+    )
+    assert (copy / mlflow_store.STORE).read_bytes() == before
+
+
+@pytest.mark.long
+def test_a_store_that_was_moved_before_the_first_registration_takes_it(project, tmp_path_factory, monkeypatch):
+    """As after `make demo`: its trainings have runs, and no artefacts yet."""
+    manifest = read_manifest(paths.adapter("v1"))
+    with connect() as client:
+        mlflow_store.run_of(client, "esi", mlflow_store.run_key(manifest), "v1")
+    new = tmp_path_factory.mktemp("moved") / "here"
+    shutil.move(Path.cwd(), new)
+    monkeypatch.chdir(new)
+    assert folder_of(register(project, "v1")).is_relative_to(new)
 
 
 def test_what_live_metrics_missed_is_filled_in_once(project):

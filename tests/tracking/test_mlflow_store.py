@@ -90,6 +90,9 @@ def test_a_folder_by_whose_name_another_file_would_be_opened_is_refused(tmp_path
     else:
         with pytest.raises(RegistryError, match=r"has a . or a % in its name, and MLflow would open another file"):
             store()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db?timeout=30")
+        with pytest.raises(RegistryError, match=r"leave out options such as \?timeout=30"):
+            store()
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "file:///tmp/mlruns"])

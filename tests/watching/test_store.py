@@ -13,6 +13,7 @@ from clinrl import paths
 from clinrl.errors import ArtefactError
 from clinrl.watching import store
 from clinrl.watching.counts import Counts
+from processes import as_reader
 
 KEYS = [("answer, think", "1"), ("answer, think", "2"), ("text", "novel")]
 
@@ -36,6 +37,14 @@ def test_counts_add_up_in_any_order_and_in_any_parts(seen: list[Any], random: An
 def test_looking_makes_no_file_of_what_was_never_served() -> None:
     assert (store.days("esi", "v"), store.match("esi", {"a": "1"})) == ([], 0)
     assert not paths.watched("esi").exists()
+
+
+def test_who_may_read_the_counts_and_not_write_them_sees_them() -> None:
+    store.add("esi", "v", Counts(KEYS), {"a": ("think", "1")}, 90)
+    code = "from clinrl.watching import store; print(len(store.days('esi', 'v')[0])); store.match('esi', {'a': '1'})"
+    done = as_reader(Path.cwd(), code)
+    assert (done.stdout, done.stderr.splitlines()[-1][:15]) == ("3\n", "PermissionError"), done.stderr
+    assert store.match("esi", {"a": "1"}) == 1
 
 
 def test_a_label_counts_once_and_its_answer_is_forgotten() -> None:

@@ -9,7 +9,7 @@ from clinrl.analysis import paired
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import digest
 from clinrl.errors import ArtefactError
-from clinrl.evaluation.answers import load_answers, open_run, run_of
+from clinrl.evaluation.answers import check_here, load_answers, open_run, run_of
 from clinrl.evaluation.evaluate import answer_exam, reports_of, responses_of
 from clinrl.intervals import Paired
 from clinrl.models.bases import made_of
@@ -52,6 +52,7 @@ def compare(params: "Params", first: "str | Champion", second: "str | Champion")
     Raises ParamsError for an unknown name, ArtefactError if answers are missing, altered or of another exam.
     """
     one, other = params.model(_name(first)), params.model(_name(second))
+    check_here(one.name, other.name)
     run = open_run(params, one)
     return {
         mode: paired.compare(load_answers(run, mode, one.name), load_answers(run, mode, other.name), run.task.compared)

@@ -8,7 +8,7 @@ from clinrl.analysis.run import Run
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.errors import ParamsError
-from clinrl.evaluation.answers import load_graded, mode_of, open_run
+from clinrl.evaluation.answers import check_here, load_graded, mode_of, open_run
 from clinrl.reports.episode import episode_of, write
 from clinrl.types import Case, Graded
 
@@ -31,7 +31,9 @@ def stage(
     the answers are to another exam.
     """
     mode = mode_of(params, mode)
-    run = open_run(params, params.model(name))
+    model = params.model(name)
+    check_here(name)
+    run = open_run(params, model)
     _, graded = load_graded(run, mode, name)
     found = [
         episode_of(run.model, run.cases[place], graded[place], number=place + 1, of=len(run.cases))

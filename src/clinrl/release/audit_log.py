@@ -131,6 +131,9 @@ def check_committed(path: Path) -> None:
         command = ["git", "show", f"HEAD:./{path.name}"]
         shown = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
         text = path.read_bytes() if path.exists() else b""
+        if b"safe.directory" in shown.stderr:  # else a checkout of another user would pass as one without git
+            advice = " ".join(shown.stderr.decode(errors="replace").split()[-6:])
+            raise ArtefactError(f"git shows no lines of {path} here, as the checkout is another user's; run `{advice}`")
         if shown.returncode == 0 and not text.startswith(_whole(shown.stdout)):
             raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
 

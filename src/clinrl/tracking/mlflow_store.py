@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport
-from clinrl.artifacts import canonical_json, digest, locked
+from clinrl.artifacts import canonical_json, digest, locked, may_write
 from clinrl.errors import FULL, RegistryError, format_value, mask
 from clinrl.types import Estimate, Manifest
 
@@ -81,8 +81,8 @@ def store() -> str:
         path = str(file.absolute())
         if "?" in path or unquote(path) != path:
             raise RegistryError(
-                f"{path} has a ? or a % in its name, and MLflow would open another file; rename the folder, or set "
-                "MLFLOW_TRACKING_URI"
+                f"{path} has a ? or a % in its name, and MLflow would open another file; leave out options such as "
+                "?timeout=30, which MLflow sets itself, or rename the folder, or set MLFLOW_TRACKING_URI"
             )
         return f"{SQLITE}{path}"
     try:
@@ -111,8 +111,10 @@ def beside(uri: str, address: str) -> Path:
     Anybody who can write to the store can put any address there. Raises RegistryError for an address outside of the
     store's own artefacts, so that no other files are written, removed or signed.
     """
-    own = (Path(uri.removeprefix(SQLITE)).absolute().parent / BESIDE).resolve()
-    folder = Path(unquote(urlsplit(address).path))
+    file = Path(uri.removeprefix(SQLITE)).absolute()
+    own, folder = (file.parent / BESIDE).resolve(), Path(unquote(urlsplit(address).path))
+    if own not in folder.resolve().parents and not may_write(file):  # it may have been moved: see `_follow`
+        folder = own / str(folder).partition(f"/{BESIDE}/")[2]
     if own not in folder.resolve().parents:
         raise RegistryError(
             f"{place(uri)} says that artefacts lie in {folder}, which is not in {own}: it was edited; restore it"
@@ -183,7 +185,12 @@ def _client(uri: str) -> "MlflowClient":
 
 
 def prepare(file: Path) -> None:
-    """Create a SQLite store if it is missing, and make it point to the artefacts beside it. One process at a time."""
+    """Create a SQLite store if it is missing, and make it point to the artefacts beside it. One process at a time.
+
+    A store that this user may only read is left as it is: MLflow reads it without a lock.
+    """
+    if file.exists() and not may_write(file):
+        return
     with locked(file.with_name(f"{file.name}.lock")):
         if not file.exists():
             _begin(file)
@@ -217,7 +224,7 @@ def _follow(file: Path) -> None:
     """Update the addresses in a store that was moved or copied together with its artefacts.
 
     MLflow stores absolute addresses. Those of artefacts elsewhere, as on a server or in a bucket, stay unchanged, and
-    so do those of artefacts that are not beside the file.
+    so do those of artefacts that were left behind: they are at the old place and not beside the file.
     """
     try:
         with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as database, database:
@@ -225,7 +232,8 @@ def _follow(file: Path) -> None:
             for (location,) in database.execute("SELECT artifact_location FROM experiments").fetchall():
                 there, _, folder = location.rpartition("/")  # the name of a task, or a server's number for it
                 is_ours = there.startswith("file:") and there.endswith(f"/{BESIDE}")
-                if not is_ours or there == here or not (file.parent / BESIDE / folder).is_dir():
+                left_behind = os.path.isdir(unquote(urlsplit(location).path))
+                if not is_ours or there == here or (left_behind and not (file.parent / BESIDE / folder).is_dir()):
                     continue
                 for table, column in ADDRESSES:
                     database.execute(
@@ -250,6 +258,8 @@ def _sentence(uri: str, error: Exception) -> str:
         return f"disk is full at {place(uri)}: free some space and give the same command again"
     if "database is locked" in text:
         return f"{place(uri)} is locked by another process; give the same command again when that has ended"
+    if "readonly database" in text:
+        return f"{place(uri)} may only be read by you; give the command as a user who may write it and its folder"
     if "API request to" in text and "exception" in text:
         return f"{place(uri)} does not answer; start the server, or set MLFLOW_TRACKING_URI to one that runs"
     return f"{place(uri)} refused: {text if len(text) <= 200 else text[:197] + '...'}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from clinrl import paths
+from clinrl.artifacts import may_write
 from clinrl.errors import ArtefactError
 from clinrl.watching.counts import LABELLED, Counts
 
@@ -30,14 +31,17 @@ _ADD = "INSERT INTO counts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET n = 
 def _opened(model: str) -> Iterator[sqlite3.Connection]:
     """The database of a model, open for one transaction: all of it is written, or nothing.
 
-    Raises ArtefactError if it is damaged.
+    A user who may only read it finds it as it is. Raises ArtefactError if it is damaged.
     """
     path = paths.watched(model)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600)
+    is_read_only = path.exists() and not may_write(path)
+    if not is_read_only:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
     try:
         with closing(sqlite3.connect(path, timeout=60)) as connection:
-            connection.executescript(_TABLES)
+            if not is_read_only:
+                connection.executescript(_TABLES)
             (salt,) = connection.execute("SELECT salt FROM secret").fetchone()
             connection.create_function(
                 "key", 1, lambda ident: hmac.new(salt, ident.encode(), hashlib.sha256).hexdigest()
@@ -48,6 +52,8 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
         kind = error.sqlite_errorcode & 0xFF
         if kind == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, str(error), str(path)) from None
+        if kind == sqlite3.SQLITE_READONLY:
+            raise OSError(errno.EACCES, str(error), str(path)) from None
         if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
         raise ArtefactError(
