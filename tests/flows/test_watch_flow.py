@@ -29,7 +29,7 @@ from clinrl.release import audit_log, decisions, promotion
 from clinrl.signing import keys
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
-from clinrl.watching.standing import DRIFT, was_acted_on
+from clinrl.watching.standing import DRIFT, SAFETY, note, was_acted_on
 from processes import eventually, free_port
 
 pytestmark = pytest.mark.long
@@ -154,7 +154,10 @@ def test_drift_that_no_retraining_answers_is_sent_on_three_days(
     assert was_acted_on(entry, DRIFT)
 
 
-def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released: None, prefect: None) -> None:
+@pytest.mark.parametrize("was_rolled_back", [False, True])
+def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(
+    released: None, prefect: None, was_rolled_back: bool
+) -> None:
     from flows.watch import rollback
 
     harm("v1")
@@ -162,7 +165,10 @@ def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released
     with pytest.raises(GateError, match=r"params.yaml names nobody in watches.esi.approver"):
         rollback("esi")
     settle(champions.ADA)
-    harm("v2")
+    if was_rolled_back:  # and later labels of it, after it was promoted anew, were better
+        note(champions.params(), versions.find("esi", "v2"), SAFETY)
+    else:
+        harm("v2")
     with pytest.raises(GateError, match="v1 is above its limit, and so was v2; a person must decide"):
         rollback("esi")
     assert champion() == "v1"
