@@ -320,8 +320,13 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
 
 def test_two_promotions_at_once_are_one(params):
     decision = decisions.decide(params, "v2")
-    with promotion._exclusive("esi"), pytest.raises(Busy):
-        examined.promote(params, "v2", ADA, decision)
+    for move in (
+        lambda: examined.promote(params, "v2", ADA, decision),
+        lambda: promotion.settle(params, "v2"),
+        lambda: promotion.rollback(params, "esi", approver=ADA),
+    ):
+        with promotion._exclusive("esi"), pytest.raises(Busy):
+            move()
     assert champion() is None
 
 

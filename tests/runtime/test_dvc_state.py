@@ -167,6 +167,7 @@ HALF = (
     lambda text: "",
     lambda text: text[: text.rindex("md5: ")] + "m",
     lambda text: text[: text.rindex("outs:")] + "outs:\n  ",
+    lambda text: text + "  train@v9:\n    c",  # longer than the copy
 )
 
 
