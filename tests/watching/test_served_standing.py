@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+from scipy.stats import binomtest
 
 import champions
 import examined
@@ -113,6 +114,8 @@ def test_p_of_a_finding_pays_for_all_that_is_tested() -> None:
     ((row,), _) = drift([lived], known, Watch())
     alone = math.exp(-evidence([[55]], [[60]], [row.limit])[0])
     assert row.p == pytest.approx(alone * 4 * 2, rel=0.1)
+    bound = binomtest(100, 200).proportion_ci(1 - 2 * 0.05 / 2 / 4).high
+    assert row.limit == pytest.approx(bound + Watch().margin, rel=1e-3)
 
 
 def test_the_readings_of_a_note_are_its_vital_signs() -> None:
@@ -206,5 +209,9 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
     assert {row.feature for row in with_both.drift} - {row.feature for row in found.drift} == {
         counts.shadow("v2", candidate.digest) + "direct"
     }
+    for p, alarms in ((0.05, ("drift",)), (0.0501, ())):
+        with monkeypatch.context() as patch:
+            patch.setattr("clinrl.watching.standing.drift", lambda *_, p=p: ((), p))
+            assert standing(params, champion).alarms == alarms
     paths.exam_record("esi", "v1").unlink()
     assert "data/reports" in standing(params, champion).unseen
