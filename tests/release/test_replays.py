@@ -14,7 +14,7 @@ from clinrl import artifacts, paths
 from clinrl.artifacts import write_json
 from clinrl.errors import ArtefactError, GateError, Refused
 from clinrl.registry import versions
-from clinrl.release import audit_log, decisions, lineage, promotion, standing
+from clinrl.release import audit_log, decisions, lineage, moves, promotion, standing
 from clinrl.signing import approval, dsse, keys
 
 __all__ = ["params", "projects"]
@@ -88,6 +88,17 @@ def test_a_registry_that_lost_its_champion_gets_it_back(params):
     versions.point("esi", "champion", None)
     assert promoted(params, "v1").name == champion() == "v1"
     check(params)
+
+
+def test_who_rolled_a_version_back_counts_until_it_is_champion_again():
+    def rollback(before, after, approver):
+        body = {"model": "esi", "from": {"digest": before}, "to": {"digest": after}, "approver": approver}
+        return audit_log.Entry.model_construct(kind="rollback", body=body)
+
+    lines = [rollback("a", "b", "Grace Hopper")]
+    assert [moves.rolled_back_by("esi", lines, of) for of in ("a", "b")] == ["Grace Hopper", None]
+    lines.append(rollback("b", "a", ADA))
+    assert [moves.rolled_back_by("esi", lines, of) for of in ("a", "b")] == [None, ADA]
 
 
 def test_a_decision_on_one_version_makes_no_other_champion(params, ada):
