@@ -346,6 +346,7 @@ def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(
     lines = paths.audit_log().read_text().splitlines(keepends=True)
     paths.audit_log().write_text("".join(lines[:-1]))
     versions.point("esi", "candidate", versions.find("esi", "v2"))
+    assert decisions._champion(params, "esi", versions.find("esi", "v1").digest).name == "v2"  # which was approved
 
     promotion.settle(params, "v2")
 
@@ -364,6 +365,20 @@ def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
                 examined.promote(params, "v2", ADA, decision)
     examined.promote(params, "v2", ADA, decision)
     assert kinds() == ["decision", "approval", "promotion"]
+
+
+@after("v2")
+def test_an_approval_that_moved_no_name_promotes_nothing(params, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "point", lambda *_: (_ for _ in ()).throw(RegistryError("away")))
+        with pytest.raises(RegistryError):
+            promoted(params, "v1")
+    before = kinds()
+    versions.point("esi", "candidate", versions.find("esi", "v1"))
+    assert promotion.settle(params, "v1") is None
+    assert promotion.settle(params, "v2").name == "v2"
+    assert kinds() == before
+    assert versions.find("esi", "v1").aliases == ("candidate",)
 
 
 def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):

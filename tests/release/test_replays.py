@@ -10,6 +10,7 @@ from test_promotion import ADA, after, champion, params, planned, projects, prom
 
 import dolls
 import examined
+import locks
 from clinrl import artifacts, paths
 from clinrl.artifacts import write_json
 from clinrl.errors import ArtefactError, GateError, Refused
@@ -256,13 +257,17 @@ def test_a_rollback_goes_where_the_audit_file_says(params, alias):
 
 
 @after("v2")
-def test_another_test_of_the_same_answers_is_another_look(params):
+def test_another_test_of_the_same_answers_is_another_look_and_so_are_other_answers(params):
     first = decisions.decide(planned(protocol={"superior": "critical_under"}), "v1")
     assert decisions.decide(planned(protocol={"superior": "critical_under"}), "v1") == first
     second = decisions.decide(planned(protocol={"superior": "exact"}), "v1")
     assert (first.budget.number, second.budget.number) == (1, 2)
     with pytest.raises(GateError, match="used up"):
         decisions.decide(planned(protocol={"superior": "exact", "screen": 0.2}, budget={"looks": 1}), "v1")
+    dolls.examine(params, "v1", examined.GOOD)  # the same adapter gave other answers, as in another environment
+    locks.record(params)
+    with pytest.raises(GateError, match="used up"):
+        decisions.decide(planned(protocol={"superior": "exact"}), "v1")
 
 
 @after("v2")
