@@ -377,6 +377,7 @@ def test_an_approval_that_moved_no_name_promotes_nothing(params, monkeypatch):
     versions.point("esi", "candidate", versions.find("esi", "v1"))
     assert promotion.settle(params, "v1") is None
     assert promotion.settle(params, "v2").name == "v2"
+    assert promotion.vouch(params, "read") == []  # no key was revoked
     assert kinds() == before
     assert versions.find("esi", "v1").aliases == ("candidate",)
 
