@@ -303,6 +303,13 @@ def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_
         decisions.decide(params, "v1")
 
 
+@after("v2")
+def test_answers_of_the_champion_that_nobody_recorded_or_approved_are_no_rival(params):
+    dolls.examine(params, "v2", examined.RIGHT)
+    with pytest.raises(ArtefactError, match="holds other answers of the champion v2 than "):
+        decisions.decide(params, "v1")
+
+
 @pytest.mark.long
 def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     first = versions.find("esi", "v2")
