@@ -88,8 +88,7 @@ def note_drift(params: Params, task: str) -> None:
     champion = champion_of(params, task)
     if champion is None or not paths.watched(task).exists():
         return
-    found = standing(params, champion)
-    if DRIFT in found.alarms and DRIFT not in found.raised:
+    if DRIFT in standing(params, champion).alarms:
         note(params, champion, DRIFT)
 
 

@@ -1,11 +1,14 @@
 """How a build hears of its runs, from a real Prefect server."""
 
+import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+import httpx
 import pytest
 
 pytestmark = pytest.mark.long
@@ -152,6 +155,34 @@ def test_a_version_that_its_worker_does_not_start_is_given_to_another(
 
     given = given_until_built(monkeypatch, lambda now: Completed() if now else Pending())
     assert build.PENDING_S < given[1] < build.PENDING_S + 30.0
+
+
+@pytest.mark.parametrize("code", [500, 422])
+def test_a_server_that_cannot_answer_is_asked_again_and_one_that_refuses_is_not(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.states import Completed
+
+    from flows import build
+
+    request = httpx.Request("POST", "http://127.0.0.1/api/flow_runs/filter")
+    error = PrefectHTTPStatusError("no", request=request, response=httpx.Response(code, request=request))
+    asked: list[int] = []
+
+    def states(*_: object) -> "dict[str, State]":
+        asked.append(code)
+        if len(asked) == 1:
+            raise error
+        return {"v1": Completed()}
+
+    monkeypatch.setattr(build, "_give", lambda *_: uuid4())
+    monkeypatch.setattr(build, "_states", states)
+    monkeypatch.setattr(build, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(build, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    with nullcontext() if code == 500 else pytest.raises(PrefectHTTPStatusError):
+        assert [*build.outcomes(["v1"], "a" * 40)] == [("v1", None)]
+    assert len(asked) == (2 if code == 500 else 1)
 
 
 def test_where_no_worker_takes_a_version_the_build_says_so(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,23 @@
 """The command line of the flows: quick to say what it is, and one sentence for what it will not do."""
 
+import argparse
 import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from clinrl.errors import Refused
 from clinrl.registry import versions
-from clinrl.runtime import child
+from clinrl.runtime import child, dvc_state
 from clinrl.runtime.guard import address_of, listen
 from flows import __main__ as command
 from flows import servers
@@ -84,6 +87,33 @@ def test_help_has_examples_and_loads_nothing_heavy() -> None:
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "clinrl" in loaded
     assert not {"prefect", "mlflow", "torch", "pandas", "numpy"} & loaded
+
+
+def serve_flows() -> int:
+    from flows import serve
+
+    return serve.main(argparse.ArgumentParser(), {"prefect_port": 1, "mlflow_port": 2, "servers": False})
+
+
+def run_stage() -> None:
+    from flows import steps
+
+    with mock.patch.multiple(steps, get_run_logger=mock.Mock(), load_params=mock.Mock()):
+        steps.repro.fn("dataset", "d1")
+
+
+@pytest.mark.parametrize("begin", [lambda: command.check({"task": "esi"}), serve_flows, run_stage])
+@pytest.mark.usefixtures("here")
+def test_nothing_begins_where_others_can_write_what_dvc_unpickles(
+    begin: Callable[[], object], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", mock.Mock())
+    monkeypatch.delenv(dvc_state.VARIABLE, raising=False)
+    Path(".dvc").mkdir()
+    (dvc_state.SITE / "index").mkdir(parents=True)
+    dvc_state.SITE.chmod(0o777)
+    with pytest.raises(Refused, match="other users can write in"):
+        begin()
 
 
 ALLOWED = "allowed: v1, v1-v2, v2, v2-full"

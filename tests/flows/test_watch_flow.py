@@ -29,7 +29,7 @@ from clinrl.release import audit_log, decisions, promotion
 from clinrl.signing import keys
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
-from clinrl.watching.standing import DRIFT, was_acted_on
+from clinrl.watching.standing import DRIFT, SAFETY, note, was_acted_on
 from processes import eventually, free_port
 
 pytestmark = pytest.mark.long
@@ -147,14 +147,17 @@ def test_drift_that_no_retraining_answers_is_sent_on_three_days(
     reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
     strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
     store.add("esi", entry.digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
-    for days in range(DAYS + 2):
+    for days in (0, 2, 3, 4, 5):
         monkeypatch.setattr(store, "today", lambda day=day + days: day)
         run(watch)
     assert len(sent) == DAYS == 3
     assert was_acted_on(entry, DRIFT)
 
 
-def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released: None, prefect: None) -> None:
+@pytest.mark.parametrize("was_rolled_back", [False, True])
+def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(
+    released: None, prefect: None, was_rolled_back: bool
+) -> None:
     from flows.watch import rollback
 
     harm("v1")
@@ -162,7 +165,10 @@ def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released
     with pytest.raises(GateError, match=r"params.yaml names nobody in watches.esi.approver"):
         rollback("esi")
     settle(champions.ADA)
-    harm("v2")
+    if was_rolled_back:  # and later labels of it, after it was promoted anew, were better
+        note(champions.params(), versions.find("esi", "v2"), SAFETY)
+    else:
+        harm("v2")
     with pytest.raises(GateError, match="v1 is above its limit, and so was v2; a person must decide"):
         rollback("esi")
     assert champion() == "v1"
@@ -185,6 +191,21 @@ def test_harm_that_a_person_has_to_decide_on_is_sent_once_a_day(
     for events in (4, 5):  # somebody may answer it now
         run(watch)
         assert len(sent) == events
+
+
+def test_a_champion_of_meanwhile_is_not_rolled_back(released: None, prefect: None, monkeypatch: Any) -> None:
+    from flows import watch
+
+    def left(*given: Any) -> str:
+        promotion.rollback(champions.params(), "esi", approver="Grace Hopper")
+        return str(decided(*given))
+
+    decided = watch.left_to_a_person
+    monkeypatch.setattr(watch, "left_to_a_person", left)
+    harm("v1")
+    with pytest.raises(GateError, match=r"v2, number \d, is the champion of esi; nothing was rolled back"):
+        watch.rollback("esi")
+    assert champion() == "v2"
 
 
 @pytest.mark.parametrize("is_promoted_anew", [False, True])

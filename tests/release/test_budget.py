@@ -68,6 +68,10 @@ def test_a_question_that_passes_later_leaves_what_a_pass_leaves():
     assert left(lines) == pytest.approx(0.035)
     ask(lines, "1", promote=True, plan=plan)
     assert left(lines) == pytest.approx(level) == pytest.approx(0.015)
+    ask(lines, "2", promote=False, plan=plan)
+    before = left(lines)
+    ask(lines, "1", promote=True, plan=plan)
+    assert left(lines) == before < level, "nothing comes back that another look spent since"
 
 
 def test_another_exam_and_older_decisions_spend_nothing():
@@ -94,6 +98,9 @@ def test_a_plan_that_allows_less_than_was_spent_leaves_nothing():
     lines: list[Entry] = []
     ask(lines, "1", promote=False)
     assert left(lines, alpha=0.01) == 0
+    passed: list[Entry] = []
+    ask(passed, "1", promote=True)
+    assert left(passed, alpha=0.01) == 0.01, "what a pass keeps is no more than the plan allows by now"
 
 
 @given(verdicts=st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), spend=st.floats(0.01, 0.99))

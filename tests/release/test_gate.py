@@ -93,12 +93,12 @@ def test_a_gate_can_ask_for_rebuilders():
 
 
 def test_a_perfect_candidate_without_a_champion_passes_on_the_absolute_limits_alone():
-    rules = gate(critical_under=Limit(max=per_scale(0.0), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
-    decision = judge(rules, both("v2", GOLDS))
+    exact = Limit(min=per_scale(1.0), may_fall=0.0, paired=True)
+    decision = judge(gate(critical_under=Limit(max=per_scale(0.0), may_rise=0.0), exact=exact), both("v2", GOLDS))
     assert decision.promote
     assert (decision.champion, decision.champion_digest) == (None, None)
-    assert limits(decision) == ["min 10", "max 0", "max 0"]
-    assert decision.reasons == ("all 9 limits hold on 100 cases; there is no champion",)
+    assert limits(decision) == ["min 10", "max 0", "max 0", "min 1", "min 1"]
+    assert decision.reasons == ("all 11 limits hold on 100 cases; there is no champion",)
 
 
 def test_one_dangerous_error_in_one_mode_breaks_a_limit_of_none():
@@ -274,12 +274,17 @@ def test_harm_may_be_a_measure_that_is_worse_when_lower():
     decision = judge(gate(), both("v2", missed), task=task)
     assert refused(decision) == [("high_risk_sensitivity", mode, limit) for mode in MODES]
     assert judge(gate(), both("v2", GOLDS), task=task).promote
+    golds = [5] * 100  # no patient at high risk, so that the harm is unknown
+    decision = judge(gate(), both("v2", golds, golds=golds), task=task)
+    assert refused(decision) == [("high_risk_sensitivity", mode, limit) for mode in MODES]
 
 
 def test_without_a_bag_of_words_nothing_is_decided():
-    for simple in ({}, {"always 2": [2] * 100}):
+    with_tools = copy(TASK)
+    with_tools.episodes = object()  # has no bag of words, but other simple policies
+    for task, simple in ((TASK, {}), (TASK, {"always 2": [2] * 100}), (with_tools, {})):
         with pytest.raises(ArtefactError, match=r"v2 was not compared with the bag of words.* `dvc pull`"):
-            judge(gate(), both("v2", GOLDS), simple=simple)
+            judge(gate(), both("v2", GOLDS), simple=simple, task=task)
 
 
 def test_where_cases_are_alike_the_interval_is_that_of_the_clusters():

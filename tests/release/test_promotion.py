@@ -303,6 +303,13 @@ def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_
         decisions.decide(params, "v1")
 
 
+@after("v2")
+def test_answers_of_the_champion_that_nobody_recorded_or_approved_are_no_rival(params):
+    dolls.examine(params, "v2", examined.RIGHT)
+    with pytest.raises(ArtefactError, match="holds other answers of the champion v2 than "):
+        decisions.decide(params, "v1")
+
+
 @pytest.mark.long
 def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     first = versions.find("esi", "v2")
@@ -320,8 +327,13 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
 
 def test_two_promotions_at_once_are_one(params):
     decision = decisions.decide(params, "v2")
-    with promotion._exclusive("esi"), pytest.raises(Busy):
-        examined.promote(params, "v2", ADA, decision)
+    for move in (
+        lambda: examined.promote(params, "v2", ADA, decision),
+        lambda: promotion.settle(params, "v2"),
+        lambda: promotion.rollback(params, "esi", approver=ADA),
+    ):
+        with promotion._exclusive("esi"), pytest.raises(Busy):
+            move()
     assert champion() is None
 
 
@@ -341,6 +353,7 @@ def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(
     lines = paths.audit_log().read_text().splitlines(keepends=True)
     paths.audit_log().write_text("".join(lines[:-1]))
     versions.point("esi", "candidate", versions.find("esi", "v2"))
+    assert decisions._champion(params, "esi", versions.find("esi", "v1").digest).name == "v2"  # which was approved
 
     promotion.settle(params, "v2")
 
@@ -359,6 +372,21 @@ def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
                 examined.promote(params, "v2", ADA, decision)
     examined.promote(params, "v2", ADA, decision)
     assert kinds() == ["decision", "approval", "promotion"]
+
+
+@after("v2")
+def test_an_approval_that_moved_no_name_promotes_nothing(params, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "point", lambda *_: (_ for _ in ()).throw(RegistryError("away")))
+        with pytest.raises(RegistryError):
+            promoted(params, "v1")
+    before = kinds()
+    versions.point("esi", "candidate", versions.find("esi", "v1"))
+    assert promotion.settle(params, "v1") is None
+    assert promotion.settle(params, "v2").name == "v2"
+    assert promotion.vouch(params, "read") == []  # no key was revoked
+    assert kinds() == before
+    assert versions.find("esi", "v1").aliases == ("candidate",)
 
 
 def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):

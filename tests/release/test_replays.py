@@ -10,11 +10,12 @@ from test_promotion import ADA, after, champion, params, planned, projects, prom
 
 import dolls
 import examined
+import locks
 from clinrl import artifacts, paths
 from clinrl.artifacts import write_json
 from clinrl.errors import ArtefactError, GateError, Refused
 from clinrl.registry import versions
-from clinrl.release import audit_log, decisions, lineage, promotion, standing
+from clinrl.release import audit_log, decisions, lineage, moves, promotion, standing
 from clinrl.signing import approval, dsse, keys
 
 __all__ = ["params", "projects"]
@@ -88,6 +89,17 @@ def test_a_registry_that_lost_its_champion_gets_it_back(params):
     versions.point("esi", "champion", None)
     assert promoted(params, "v1").name == champion() == "v1"
     check(params)
+
+
+def test_who_rolled_a_version_back_counts_until_it_is_champion_again():
+    def rollback(before, after, approver):
+        body = {"model": "esi", "from": {"digest": before}, "to": {"digest": after}, "approver": approver}
+        return audit_log.Entry.model_construct(kind="rollback", body=body)
+
+    lines = [rollback("a", "b", "Grace Hopper")]
+    assert [moves.rolled_back_by("esi", lines, of) for of in ("a", "b")] == ["Grace Hopper", None]
+    lines.append(rollback("b", "a", ADA))
+    assert [moves.rolled_back_by("esi", lines, of) for of in ("a", "b")] == [None, ADA]
 
 
 def test_a_decision_on_one_version_makes_no_other_champion(params, ada):
@@ -245,13 +257,17 @@ def test_a_rollback_goes_where_the_audit_file_says(params, alias):
 
 
 @after("v2")
-def test_another_test_of_the_same_answers_is_another_look(params):
+def test_another_test_of_the_same_answers_is_another_look_and_so_are_other_answers(params):
     first = decisions.decide(planned(protocol={"superior": "critical_under"}), "v1")
     assert decisions.decide(planned(protocol={"superior": "critical_under"}), "v1") == first
     second = decisions.decide(planned(protocol={"superior": "exact"}), "v1")
     assert (first.budget.number, second.budget.number) == (1, 2)
     with pytest.raises(GateError, match="used up"):
         decisions.decide(planned(protocol={"superior": "exact", "screen": 0.2}, budget={"looks": 1}), "v1")
+    dolls.examine(params, "v1", examined.GOOD)  # the same adapter gave other answers, as in another environment
+    locks.record(params)
+    with pytest.raises(GateError, match="used up"):
+        decisions.decide(planned(protocol={"superior": "exact"}), "v1")
 
 
 @after("v2")

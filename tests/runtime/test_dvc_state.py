@@ -86,6 +86,12 @@ def test_a_fresh_clone_is_closed_whatever_the_umask(project: Path, umask: int) -
     dvc_state.fence()
 
 
+def test_what_the_run_cache_says_that_stages_made_is_dropped(project: Path) -> None:
+    (dvc_state.RUNS / "ab").mkdir(parents=True)
+    dvc_state.fence()
+    assert not dvc_state.RUNS.exists()
+
+
 def test_a_sticky_folder_may_hold_it(project: Path) -> None:
     (dvc_state.SITE / "index").mkdir()
     Path(".clinrl").chmod(0o1777)
@@ -161,6 +167,7 @@ HALF = (
     lambda text: "",
     lambda text: text[: text.rindex("md5: ")] + "m",
     lambda text: text[: text.rindex("outs:")] + "outs:\n  ",
+    lambda text: text + "  train@v9:\n    c",  # longer than the copy
 )
 
 

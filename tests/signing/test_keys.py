@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -55,9 +56,18 @@ def test_a_missing_key_is_made_once_at_scale_embedded(checkout: Path, capsys: py
     assert not first.key.verifies(DATA, b"no signature")
 
 
-def test_a_kill_between_the_halves_of_a_key_is_mended(checkout: Path) -> None:
+def test_a_kill_between_the_halves_of_a_key_is_mended(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = keys.write_text
+
+    def killed(path: Path, *how: Any) -> None:
+        write(path, *how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "write_text", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keys.make_key()
     key = keys.signer("embedded").key
-    keys.PUBLIC.unlink()
     assert keys.signer("embedded").key == key
     assert keys.keyring() == {keys.OURS: key}
     keys.PRIVATE.unlink()

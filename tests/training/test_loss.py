@@ -219,6 +219,12 @@ def test_the_entropy_of_dead_rows_leaves_out_what_tools_wrote(trainers):
     assert ours == pytest.approx(both(trainers("qwen3"), alive, "dapo")[0][2]["entropy"], rel=1e-6)
 
 
+def test_dead_rows_have_a_ratio_of_one_however_unlikely_their_tokens_were(trainers):
+    old = {"old_per_token_logps": torch.tensor([[-5.0], [-5.0], [-100.0], [-100.0]]).expand(4, 4)}
+    ours = both(trainers("qwen3"), a_batch(live=True) | old, "dapo")[1]
+    assert math.isfinite(ours[0])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_bfloat16_both_are_as_far_from_the_gradient_in_float32(trainers, family):
@@ -287,6 +293,8 @@ def test_the_first_batch_with_a_signal_is_checked_and_those_before_are_not(train
     trainer = trainers("qwen3")
     trainer.beta = 0.0
     monkeypatch.setattr(trainer, "loss_path", "shared")
+    ours = object()
+    assert trainer._way(trainer.model, ours, lambda _: None, has_gradient=False) is ours  # so that nothing is computed
     for live, agrees in ((False, None), (True, True), (False, True)):
         trainer._metrics["train"].clear()
         trainer._compute_loss(trainer.model, a_batch(live))

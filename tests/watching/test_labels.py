@@ -1,6 +1,8 @@
 """Files of labels: what does not fit the task's own rules is refused as a whole, and quotes nobody."""
 
 import json
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from clinrl.errors import DataError
 from clinrl.tasks.base import get_task
+from clinrl.tasks.parts import expect
 from clinrl.watching import labels, store
 from clinrl.watching.counts import Counts
 from clinrl.watching.labels import take_in
@@ -30,6 +33,14 @@ def test_labels_are_counted_beside_the_answers() -> None:
     write(*({"id": ident, "label": 2} for ident in IDS[:3]), {"id": f"chatcmpl-{'f' * 32}", "label": 1})
     assert take_in("esi", get_task("esi"), FILE) == (3, 4)
     assert store.days("esi", "v") == [Counts({("labelled, think", "2 as 3"): 3})]
+
+
+def test_a_rule_about_some_cases_alone_is_none_about_labels() -> None:
+    task = copy(get_task("esi"))
+    rule = expect("ExpectColumnValuesToBeInSet", task.safety.answer, of="train", value_set=[1])
+    task.checks = replace(task.checks, expectations=(*task.checks.expectations, rule))
+    write({"id": IDS[0], "label": 2})
+    assert take_in("esi", task, FILE) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+from scipy.stats import binomtest
 
 import champions
 import examined
@@ -18,6 +19,7 @@ from clinrl.analysis import baselines
 from clinrl.config.params import load_params
 from clinrl.config.schema import Watch
 from clinrl.data.dataset import drawn_again
+from clinrl.errors import ArtefactError
 from clinrl.registry import versions
 from clinrl.tasks.base import get_task
 from clinrl.watching import counts, store
@@ -51,6 +53,11 @@ def days(reader: counts.Reader, shown: list[str], size: int = 50) -> Iterator[li
 def test_of_the_exam_no_word_is_kept_that_few_texts_have() -> None:
     cases, _ = texts(100, 1001)
     assert counts.learn(TASK, cases, [*["calm adult"] * 99, "smith"]).words == ("adult", "calm")
+
+
+def test_an_edge_is_the_first_value_of_the_bucket_above_it() -> None:
+    found = [counts._bucket(value, (1.0, 2.0)) for value in (None, 0.5, 1.0, 1.5, 2.0)]
+    assert found == ["absent", "below 1", "from 1 below 2", "from 1 below 2", "from 2"]
 
 
 @pytest.mark.long
@@ -113,6 +120,8 @@ def test_p_of_a_finding_pays_for_all_that_is_tested() -> None:
     ((row,), _) = drift([lived], known, Watch())
     alone = math.exp(-evidence([[55]], [[60]], [row.limit])[0])
     assert row.p == pytest.approx(alone * 4 * 2, rel=0.1)
+    bound = binomtest(100, 200).proportion_ci(1 - 2 * 0.05 / 2 / 4).high
+    assert row.limit == pytest.approx(bound + Watch().margin, rel=1e-3)
 
 
 def test_the_readings_of_a_note_are_its_vital_signs() -> None:
@@ -195,8 +204,19 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     params, champion, candidate = champions.params(), versions.find("esi", "v1"), versions.find("esi", "v2")
+    with pytest.raises(ArtefactError, match="is about another v1 than the registered one"):
+        counts.reference(params, "v1", candidate.digest)
     reader, known = counts.reference(params, "v1", champion.digest, [counts.shadow("v1", champion.digest)])
     assert {bucket for feature, bucket in known if counts.SHADOW in feature} == {counts.SAME}
+    examined_ = counts._examined
+    run, record = examined_(params, "v2")
+    strangers = [(champion.digest, record), (candidate.digest, record.model_copy(update={"exam_digest": "f" * 64}))]
+    for digest, other in strangers:  # another adapter's answers by now, or answers to another exam
+        with monkeypatch.context() as patch:
+            found = lambda given, name, other=other: (run, other) if name == "v2" else examined_(given, name)  # noqa: E731
+            patch.setattr(counts, "_examined", found)
+            _, beside = counts.reference(params, "v1", champion.digest, [counts.shadow("v2", digest)])
+        assert not [feature for feature, _ in beside if counts.SHADOW in feature]
     asked = {(counts.shadow("v2", candidate.digest) + "direct", counts.SAME): 20}
     store.add("esi", champion.digest, sum(map(reader.read, STRANGERS * 10), Counts(asked)), {}, 90)
     with_both = standing(params, champion)
@@ -206,5 +226,9 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
     assert {row.feature for row in with_both.drift} - {row.feature for row in found.drift} == {
         counts.shadow("v2", candidate.digest) + "direct"
     }
+    for p, alarms in ((0.05, ("drift",)), (0.0501, ())):
+        with monkeypatch.context() as patch:
+            patch.setattr("clinrl.watching.standing.drift", lambda *_, p=p: ((), p))
+            assert standing(params, champion).alarms == alarms
     paths.exam_record("esi", "v1").unlink()
     assert "data/reports" in standing(params, champion).unseen
