@@ -117,7 +117,7 @@ def check_approved(params: Params, entry: Entry, move: audit_log.Entry, lines: S
             raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
         if (about := body["approved"]) != body["decision"]:  # the decision on the version that was folded
             check_folded(params, entry, about, lines)
-            check_unspent(entry, about, lines[: lines.index(move) + 1])
+            check_unspent(entry, about, lines[: lines.index(move)])
     if approver_of(params, move) != body["approver"]:
         raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, but somebody else signed")
 
