@@ -1,9 +1,13 @@
 """Moves of the champion's name, as the audit log tells them."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from clinrl import artifacts
 from clinrl.artifacts import digest
+from clinrl.errors import GateError
+from clinrl.registry import versions
 from clinrl.release import audit_log, moves
 
 ADA = "Ada Lovelace"
@@ -40,3 +44,12 @@ def test_whether_a_version_was_rolled_back_is_asked_of_its_own_approvals_alone(a
 
 def test_an_approval_of_a_decision_that_was_never_recorded_undoes_no_rollback():
     assert moves.rolled_back_by("esi", [ROLLBACK, approved(0)], "v0") == ADA
+
+
+@pytest.mark.parametrize(("at", "is_spent"), [(0, True), (2, False)])
+def test_an_approval_is_spent_for_a_full_model_that_lost_the_name_after_it_and_not_before(at, is_spent):
+    fold = versions.Entry.model_construct(model="esi-merged", name="v0-full", digest="f0")
+    lines = [line("promotion", {"model": "esi-merged", "digest": held}) for held in ("f0", "f1")]
+    lines.insert(at, line("decision", decided(0)))
+    with pytest.raises(GateError, match="approve v0-full by itself") if is_spent else nullcontext():
+        moves.check_unspent(fold, digest(decided(0)), lines)

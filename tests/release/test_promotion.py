@@ -19,7 +19,7 @@ from clinrl.cli import registry_commands
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, Busy, GateError, ParamsError, RegistryError, SignatureError
 from clinrl.registry import versions
-from clinrl.release import audit_log, change_control, decisions, promotion, standing
+from clinrl.release import audit_log, change_control, decisions, moves, promotion, standing
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import keyring
 from once import once
@@ -226,6 +226,11 @@ def test_after_a_rollback_a_promotion_is_told_again(params):
     promoted(params, "v1")
     assert champion() == "v1"
     assert kinds()[-2:] == ["approval", "promotion"]
+    body = audit_log.lines(params)[-1].body
+    approved = moves.approval_of(params, versions.holder("esi", "champion"))
+    assert approved == (body["approval"], body["approved"]), "the last of two"
+    promoted(params, "v1-v2")
+    assert standing.outcome(params, "v1") == "v1 gave way to v1-v2", "it came back since it was rolled back"
 
 
 def test_what_was_trained_on_a_waiver_is_never_released_in_whatever_model(params):
@@ -472,6 +477,15 @@ def test_what_was_altered_in_the_registry_is_not_brought_back(params):
     with pytest.raises(SignatureError, match="was altered after"):
         promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), kinds()[-1]) == ("v1", "promotion")
+
+
+@after("v1")
+def test_what_was_rolled_back_does_not_return_by_an_approval_that_moved_no_name(params, monkeypatch):
+    promotion.rollback(params, "esi", approver=ADA)
+    killed_between_the_names(params, monkeypatch, "v1")
+    with pytest.raises(GateError, match=f"{ADA} rolled v1 back"):
+        promotion.rollback(params, "esi", approver=ADA)
+    assert champion() == "v2"
 
 
 @pytest.mark.parametrize(("moved", "undone"), [(1, False), (2, False), (2, True)])

@@ -102,9 +102,10 @@ def test_who_rolled_a_version_back_counts_until_it_is_champion_again():
     assert [moves.rolled_back_by("esi", lines, of) for of in ("a", "b")] == [None, ADA]
 
 
-def test_a_decision_on_one_version_makes_no_other_champion(params, ada):
+@pytest.mark.parametrize("of", ["v2", "v3"])
+def test_neither_a_decision_on_another_version_nor_a_refusal_makes_a_champion(params, ada, of):
     approved = with_approver(ada)
-    about = decisions.decide(approved, "v2").digest
+    about = decisions.decide(approved, of).digest
     signed = approval.check_token(approved, about, approval.token(about, ADA, ada), ADA)
     assert not decisions.decide(approved, "v3").promote
     refused = versions.find("esi", "v3")
@@ -132,7 +133,7 @@ def test_a_promotion_names_as_approver_who_signed(params):
 
 @pytest.mark.long
 @after("v1")
-@pytest.mark.parametrize("of", ["another version", "another v2", "nothing known", "a refused one"])
+@pytest.mark.parametrize("of", ["another version", "another name", "another v2", "nothing known", "a refused one"])
 def test_a_full_model_is_champion_on_the_approval_of_the_very_version_of_which_it_is_made(params, of):
     """The checkout's key writes that v2-full was promoted, with a real approval of something else."""
     how, fold = last(params, "approval"), decisions.decide(params, "v2-full")
@@ -142,6 +143,11 @@ def test_a_full_model_is_champion_on_the_approval_of_the_very_version_of_which_i
         trained_anew(params)
         how, fold = before, decisions.decide(params, "v2-full")
         says = "the approval is of v2 .*, of which v2-full is not made; approve v2-full"
+    elif of == "another name":
+        of_v2 = next(line.body for line in audit_log.lines(params) if line.body.get("candidate") == "v2")
+        write(params, "decision", of_v2 | {"candidate": "v1"})
+        about = artifacts.digest(last(params, "decision"))
+        how = {"approved": about, "approval": approval.sign_approval(params, about, ADA)}
     elif of != "another version":
         about = "0" * 64 if of == "nothing known" else decisions.decide(params, "v3").digest
         how = {"approved": about, "approval": approval.sign_approval(params, about, ADA)}
