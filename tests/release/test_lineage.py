@@ -19,6 +19,7 @@ from clinrl.provenance import lock
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage, promotion
 from clinrl.signing.keys import keyring, signer
+from clinrl.tracking.mlflow_store import connect
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -73,7 +74,9 @@ def test_a_released_lineage_holds_from_the_approver_to_the_base(shown):
     assert (
         "passed the gate: cases (all modes) 40 for min 10, critical_under (think) 0 for max 0.35" in said["v2", "gate"]
     )
+    assert re.search(r", \d+ comparisons with simple policies$", said["v2", "gate"])
     assert said["v2", "approver"].startswith("was approved by Ada Lovelace at ")
+    assert (said["v2", "base"], "rebuilds it" in said["v1", "base"]) == ("was trained on data/bases/esi", True)
     assert all(len(link.digest) == 64 for link in links if link.state == "holds")
 
 
@@ -102,6 +105,18 @@ def test_a_version_that_was_trained_anew_is_not_what_was_merged(params):
     found = broken(params, "v2-full")
     assert set(found) == {("v2-full", "parent"), ("v2", "registry")}
     assert "v2-full was made from another v2" in found["v2-full", "parent"]
+
+
+def test_every_stage_of_a_version_itself_was_signed_by_who_ran_it(shown, monkeypatch):
+    def state(unsigned):
+        def of_stages(stages):
+            return [(stage, {}) for stage in stages if stage.endswith("@v2") and stage != unsigned]
+
+        monkeypatch.setattr(lineage.statements, "of_stages", of_stages)
+        return [link.state for link in lineage.walk(shown, "v2") if link.link == "provenance"]
+
+    assert state("train@v1") == ["holds", "unrecorded"]
+    assert state("train@v2") == ["unrecorded", "unrecorded"]
 
 
 def test_what_nobody_decided_is_open_and_not_broken(shown):
@@ -138,6 +153,8 @@ def test_a_parent_that_was_trained_anew_is_another_parent(params):
 def test_data_that_changed_or_lost_its_proof_is_named(params):
     paths.data_proof("d1").unlink()
     assert set(broken(params)) == {("v1", "data"), ("v2", "data")}
+    paths.data_proof("d1").write_text("{")
+    assert "the record is malformed" in broken(params)["v1", "data"]
 
 
 def test_an_exam_of_another_adapter_is_named(params):
@@ -182,6 +199,9 @@ def test_an_edited_tag_is_named(params):
     }
     versions.tag(versions.find("esi", "v2"), {"approver": "Mallory"})
     assert "the registry names 'Mallory' as approver of v2" in broken(params)["v2", "approver"]
+    with connect() as client:
+        client.delete_model_version_tag("esi", "2", "data_digest")
+    assert "the registry's tag data_digest of v2 is not" in broken(params)["v2", "registry"]
     versions.tag(versions.find("esi", "v2"), {"decision": "0" * 64})
     assert "none of the audit log's" in broken(params)["v2", "gate"]
 
@@ -207,6 +227,8 @@ def test_a_name_moved_by_hand_is_named(params):
     versions.point("esi", "champion", versions.find("esi", "v1"))
     assert "v2 is not the champion of esi in the registry" in broken(params)["v2", "approver"]
     assert "v1 is the champion of esi in the registry" in broken(params, "v1")["v1", "approver"]
+    versions.point("esi", "champion", versions.find("esi", "v1-v2"))  # on which nobody decided
+    assert "knows of no decision on it" in broken(params, "v1-v2")["v1-v2", "gate"]
 
 
 def test_an_approval_of_something_else_is_none_of_this(params):
@@ -237,7 +259,7 @@ def test_a_registry_that_is_not_there_breaks_its_links_only(params):
     shutil.rmtree("mlruns")
     found = broken(params)
     assert set(found) == {("v1", "registry"), ("v2", "registry"), ("v2", "gate"), ("v2", "approver")}
-    assert "run `clinrl register v1`" in found["v1", "registry"]
+    assert found["v1", "registry"].endswith("run `clinrl register v1`")
     assert "run `clinrl register v2`, then `clinrl promote v2`" in found["v2", "registry"]
 
 
@@ -286,6 +308,8 @@ def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
     shutil.rmtree(paths.graded("v1"))
     states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
     assert states["v1", "exam"] == states["v1", "data"] == states["v1", "lock"] == "absent"
+    (says,) = (link.says for link in lineage.walk(params, "v1") if link.link == "lock")
+    assert says.startswith("data/cases/d1 "), "the first of two"
     assert not broken(params)
     Path("dvc.lock").unlink()
     states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
@@ -304,6 +328,7 @@ def test_what_a_version_was_made_of_and_examined_on_must_be_here_and_recorded(pa
     write_json(Path("dvc.lock"), {"stages": {name: held[name] for name in held if name != "train@v1"}})  # JSON is YAML
     with pytest.raises(ArtefactError, match=r"records no run that made data/adapters/v1, on which evaluate@v1 ran"):
         lock.demand(params, "v2")
+    assert {link.state for link in lineage.walk(params, "v2") if link.link == "lock"} == {"unrecorded"}
     outs = [out for out in held["evaluate@v2"]["outs"] if out["path"] != str(paths.graded("v2"))]
     write_json(Path("dvc.lock"), {"stages": {**held, "evaluate@v2": {**held["evaluate@v2"], "outs": outs}}})
     with pytest.raises(ArtefactError, match=r"dvc\.lock records nothing of data/graded/v2"):
@@ -317,6 +342,8 @@ def test_in_a_clone_a_version_is_absent_and_not_broken(params):
     assert links["v2", "gate"].says == (
         "data/adapters/v2 has no manifest.json; run `dvc repro train@v2`, which makes it"
     )
+    write_json(paths.adapter("v2") / "manifest.json", {})
+    assert set(broken(params)) == {("v2", "files"), ("v2", "gate")}
 
 
 def test_a_version_that_nobody_registered_is_said_to_be_so_once(tmp_path, monkeypatch):

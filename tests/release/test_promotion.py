@@ -19,7 +19,7 @@ from clinrl.cli import registry_commands
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, Busy, GateError, ParamsError, RegistryError, SignatureError
 from clinrl.registry import versions
-from clinrl.release import audit_log, change_control, decisions, moves, promotion, standing
+from clinrl.release import audit_log, change_control, decisions, lineage, moves, promotion, standing
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import keyring
 from once import once
@@ -107,6 +107,9 @@ def test_a_refused_version_stays_what_it_was(params):
         examined.promote(params, "v3", ADA, decision)
     assert champion() == "v2"
     assert versions.find("esi", "v3").aliases == ()
+    assert standing.outcome(params, "v3") == "v3 was refused by its gate"
+    promoted(params, "v1")
+    assert standing.outcome(params, "v3") is None, "refused beside another champion"
 
 
 def test_who_answers_the_same_to_everything_is_no_first_champion(params):
@@ -166,6 +169,31 @@ def test_a_block_that_moved_to_another_file_is_the_same(change, is_same, tmp_pat
     YAML().dump(content, Path("params.yaml"))
     with nullcontext() if is_same else pytest.raises(ParamsError, match="data set d1 has changed"):
         standing.check_unchanged(before, "v2")
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "says"),
+    [
+        ("v2", lambda content: content.update(scale="full"), "scale"),
+        ("v2", lambda content: content["modes"]["think"].update(temperature=0.5), "modes"),
+        ("v2", lambda content: content["versions"]["v1"].update(seed=9), "versions.v1"),
+        ("v2", lambda content: content["profiles"]["reward"]["trainer"]["embedded"].update(steps=9), "profiles.reward"),
+        ("v2", lambda content: content["bases"]["esi"]["embedded"].update(seed=9), "bases.esi"),
+        ("v2", lambda content: content["gates"]["esi"].update(least_cases=9), "gates.esi"),
+        ("v2", lambda content: content["plans"]["esi"]["budget"].update(looks=9), "plans.esi"),
+        ("v2", lambda content: content["datasets"]["x1"].update(seed=9), "data set x1"),
+        ("v2-full", lambda content: content["merges"]["folds"]["v2-full"].update(version="v1"), "merges: v2-full"),
+    ],
+)
+def test_a_release_stops_if_anything_was_edited_that_it_is_about(name, edit, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = deepcopy(dolls.PARAMS | examined.SECTIONS | {"plans": {"esi": PLAN}})
+    YAML().dump(content, Path("params.yaml"))
+    before = load_params()
+    edit(content)
+    YAML().dump(content, Path("params.yaml"))
+    with pytest.raises(ParamsError, match=f": {says} has changed, so {name} is not released"):
+        standing.check_unchanged(before, name)
 
 
 def test_the_same_question_is_written_down_once(params):
@@ -565,6 +593,8 @@ def test_after_a_promotion_that_was_killed_between_the_names_a_rollback_goes_to_
 @after("v2")
 def test_a_first_champion_has_nobody_before_it_though_a_promotion_was_killed(params, monkeypatch):
     decision = killed_between_the_names(params, monkeypatch, "v1")
+    link = lineage.walk(params, "v1")[-1]
+    assert (link.link, link.state) == ("approver", "open"), "approved, and never promoted"
     with pytest.raises(GateError, match="there is nothing to roll back to"):
         promotion.rollback(params, "esi", approver=ADA)
     examined.promote(params, "v1", ADA, decision)
