@@ -270,7 +270,7 @@ def attack(project: Path, total: int, seed: int, *, one_use: bool = False) -> It
 
 def _attempt(project: Path, place: Place, colleague: Colleague, uses: Sequence[str]) -> Record | None:
     """One mutation and all that is done after it; None if this place cannot be altered this way."""
-    files = _files(project, AREAS[place.area])
+    files, champions = _files(project, AREAS[place.area]), _champions(project)
     # Another file of the same area where this one has no lines to exchange, or no field to change.
     others = Random(place.seed).sample(files, len(files))
     done = forked(partial(_altered, project, [place._replace(path=path) for path in (place.path, *others)]))
@@ -278,7 +278,6 @@ def _attempt(project: Path, place: Place, colleague: Colleague, uses: Sequence[s
     if done.value is None:
         return None
     path, said = done.value
-    champions = _champions(project)
     saw, missed = [], []
     for use in uses:
         outcome = _used(project, use, colleague)

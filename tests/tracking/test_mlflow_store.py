@@ -213,6 +213,12 @@ def test_an_error_of_the_disk_is_not_taken_for_the_server_s(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
+def test_a_file_that_may_only_be_read_is_refused_at_once_if_it_is_no_database(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/self/mem")  # its folder takes no file, of root either
+    with pytest.raises(RegistryError, match=r"^the registry in /proc/self/mem refused: disk I/O error$"), connect():
+        pass
+
+
 def test_a_store_that_another_process_keeps_locked_is_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with connect() as client:

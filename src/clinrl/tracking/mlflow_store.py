@@ -187,9 +187,15 @@ def _client(uri: str) -> "MlflowClient":
 def prepare(file: Path) -> None:
     """Create a SQLite store if it is missing, and make it point to the artefacts beside it. One process at a time.
 
-    A store that this user may only read is left as it is: MLflow reads it without a lock.
+    A store that this user may only read is left as it is: MLflow reads it without a lock. Raises RegistryError for a
+    file that SQLite cannot read, which MLflow would try for minutes.
     """
     if file.exists() and not may_write(file):
+        try:
+            with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", timeout=PATIENCE_S, uri=True)) as store:
+                store.execute("SELECT 1 FROM experiments")
+        except sqlite3.Error as error:
+            raise RegistryError(_sentence(f"{SQLITE}{file}", error)) from None
         return
     with locked(file.with_name(f"{file.name}.lock")):
         if not file.exists():
