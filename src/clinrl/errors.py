@@ -18,6 +18,7 @@ REFUSALS = {
     errno.EACCES: ("access is denied", "get the right to it"),
 }
 """Errors of the operating system that only a person can mend: what happened, and what to do."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FULL = re.compile(r"no space left on device|database or disk is full", re.IGNORECASE)
 """How libraries say that the disk is full, in errors of their own without a number."""
 
@@ -88,7 +89,7 @@ def file_of(error: BaseException) -> str:
 def disk_is_full(error: BaseException, folder: Path) -> bool:
     """Whether a write failed for lack of space. torch does not say why it failed."""
     if not isinstance(error, RuntimeError) or number_of(error):
-        return number_of(error) in (errno.ENOSPC, errno.EDQUOT)
+        return number_of(error) in NO_ROOM
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < 1 << 20
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from re import compile as pattern
 
 from clinrl.artifacts import sha256_file
-from clinrl.errors import Refused, mask
+from clinrl.errors import NO_ROOM, Refused, mask
 
 COMMIT = pattern(r"[0-9a-f]{40}")
 """A commit of the hub. A branch or a tag is no pin: the repository's owner can move it."""
@@ -27,7 +27,6 @@ TOKENIZER = (
 )  # fmt: skip
 """Files of a tokenizer, which come from the adapter if it has one."""
 WANTED = ["model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER]
-FULL = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 KEPT = "start the same command again: what was fetched is kept"
 
@@ -165,7 +164,7 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
         (status == 429,
          f"the hub has had too many requests ({status}); wait some minutes, set HF_TOKEN for more, then {KEPT}"),
         (status, f"the hub failed at {name} ({status}); try later, and {KEPT}"),
-        (number in FULL,
+        (number in NO_ROOM,
          f"no space is left for {name} in {constants.HF_HUB_CACHE}; free some or set HF_HUB_CACHE, then {KEPT}"),
         ("CERTIFICATE" in str(error) or (isinstance(error, FileNotFoundError) and not certificates.exists()),
          f"no root certificate is known for {page}; set SSL_CERT_FILE to a file with those of your network"),

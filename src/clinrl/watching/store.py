@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from clinrl import paths
-from clinrl.artifacts import may_write
+from clinrl.artifacts import may_write, naming
 from clinrl.errors import ArtefactError
 from clinrl.watching.counts import LABELLED, Counts
 
@@ -39,7 +39,7 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
     try:
-        with closing(sqlite3.connect(path, timeout=60)) as connection:
+        with naming(path), closing(sqlite3.connect(path, timeout=60)) as connection:
             if not is_read_only:
                 connection.executescript(_TABLES)
             (salt,) = connection.execute("SELECT salt FROM secret").fetchone()
@@ -50,8 +50,6 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
                 yield connection
     except sqlite3.DatabaseError as error:
         kind = error.sqlite_errorcode & 0xFF
-        if kind == sqlite3.SQLITE_FULL:
-            raise OSError(errno.ENOSPC, str(error), str(path)) from None
         if kind == sqlite3.SQLITE_READONLY:
             raise OSError(errno.EACCES, str(error), str(path)) from None
         if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
