@@ -14,6 +14,7 @@ from typing import ParamSpec
 REFUSALS = {
     errno.ENOSPC: ("disk is full", "free some space"),
     errno.EDQUOT: ("the quota of the disk is reached", "free some space"),
+    errno.EFBIG: ("a file would pass the limit of this shell", "raise it (`ulimit -f unlimited`)"),
     errno.EROFS: ("the disk can only be read", "mount it for writing"),
     errno.EACCES: ("access is denied", "get the right to it"),
 }

@@ -298,6 +298,16 @@ def test_a_full_disk_is_said(project, capsys):
     assert "clinrl: disk is full" in done.stderr
 
 
+def test_a_limit_of_the_shell_for_files_is_said(project):
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$0" -m clinrl dataset esi-d1', sys.executable]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        "clinrl: a file would pass the limit of this shell: raise it (`ulimit -f unlimited`) and give the same command "
+        "again",
+    )
+
+
 @pytest.mark.parametrize("words", [["plan"], pytest.param(["params", "--resolved"], marks=pytest.mark.slow)])
 def test_output_that_nobody_reads_is_no_traceback(words, project):
     reader, writer = os.pipe()
