@@ -50,7 +50,7 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
                 yield connection
     except sqlite3.DatabaseError as error:
         kind = error.sqlite_errorcode & 0xFF
-        if kind == sqlite3.SQLITE_READONLY:
+        if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
             raise OSError(errno.EACCES, str(error), str(path)) from None
         if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
