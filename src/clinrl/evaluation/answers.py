@@ -11,7 +11,7 @@ from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
-from clinrl.artifacts import maker, verified
+from clinrl.artifacts import verified
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
@@ -46,12 +46,12 @@ def open_run(params: Params, model: Model) -> Run:
     return run_of(params, model, list(read_cases(paths.cases(model.exam), model.task)), exam_digest)
 
 
-def check_here(*names: str) -> None:
+def check_here(*models: Model) -> None:
     """Raise ArtefactError if graded answers are missing, as in a clone, with the command that brings all that is."""
-    missing = [name for name in names if not paths.graded(name).exists()]
+    missing = [model for model in models if not paths.graded(model.name).exists()]
     if missing:
-        folders = " and ".join(str(paths.graded(name)) for name in missing)
-        stages = " ".join(maker(paths.graded(name)) or f"evaluate@{name}" for name in missing)
+        folders = " and ".join(str(paths.graded(model.name)) for model in missing)
+        stages = " ".join(model.stage for model in missing)
         raise ArtefactError(
             f"{folders} {'is' if len(missing) == 1 else 'are'} not here; run `dvc pull --with-deps {stages}` where a "
             f"remote has them, or `dvc repro {stages}`; both bring the exam too"
