@@ -35,7 +35,9 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
     """
     path = paths.watched(model)
     is_read_only = path.exists() and not may_write(path)
-    if not is_read_only:
+    if is_read_only:
+        path.open("rb").close()  # else SQLite does not say why it cannot open what may not be read
+    else:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
     try:
@@ -50,7 +52,7 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
                 yield connection
     except sqlite3.DatabaseError as error:
         kind = error.sqlite_errorcode & 0xFF
-        if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+        if kind == sqlite3.SQLITE_READONLY:
             raise OSError(errno.EACCES, str(error), str(path)) from None
         if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
