@@ -259,6 +259,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise ArtefactError(f"{path} is not a manifest: {error.errors()[0]['msg']}; rebuild it") from None
 
 
+def remake(path: Path, stage: str) -> str:
+    """The advice to make a path anew: by the stage that made it, or by `stage` if dvc.lock has none."""
+    return f"run `dvc repro {_maker(path) or stage}`"
+
+
 def _maker(folder: Path) -> str:
     """The stage that made a folder by dvc.lock, in the layout that DVC writes; empty if dvc.lock names none."""
     stage = part = ""

@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import chdir
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import answers, evaluate
 from clinrl.evaluation.answers import read_graded
+from clinrl.evaluation.record import load_record
 from clinrl.evaluation.show import place
 from clinrl.provenance import lock
 from clinrl.reports.episode import WIDTH, WITHHELD, Episode, Part, episode_of, write
@@ -247,7 +249,13 @@ def test_one_command_brings_all_that_models_lack(tmp_path, monkeypatch):
     models = [params.model(name) for name in ("esi-base", "esi-v49", "esi-v49-full", "esi-v46-v49")]
     for model in models:
         assert str(paths.graded(model.name)) in lock.outputs(recorded, [model.stage])
+    shutil.copy("dvc.lock", tmp_path)
     monkeypatch.chdir(tmp_path)
+    for model in models:
+        run = answers.run_of(params, model, [], "")
+        for load in (partial(answers.load_report, mode="think"), partial(load_record, run)):
+            with pytest.raises(ArtefactError, match=f"does not exist: run `dvc repro {model.stage}`"):
+                load(name=model.name)
     stages = "baseline@esi evaluate@esi-v49 examine-fold@esi-v49-full examine-blend@esi-v46-v49"
     with pytest.raises(ArtefactError, match=f"esi-base and .*esi-v49 .* are not here; .* `dvc repro {stages}`"):
         answers.check_here(*models)
