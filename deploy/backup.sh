@@ -63,11 +63,11 @@ with Repo() as repo:
 }
 
 # Copies a file or a folder beside others who write to it: no temporary file of DVC or clinrl, nothing that vanishes meanwhile,
-# and again what changed while it was copied. FROM TO
+# and again what changed while it was copied. FROM TO [follow], where `follow` copies what a link leads to
 copy_whole() {
     python -c '
 import os, shutil, sys
-source, target = sys.argv[1:]
+source, target, *follow = sys.argv[1:]
 
 def copy(one, to):
     for _ in range(9):
@@ -88,7 +88,7 @@ def copy(one, to):
 temporary = shutil.ignore_patterns(".*.tmp", ".*.partial-*", ".*.former-*")
 try:
     if os.path.isdir(source):
-        shutil.copytree(source, target, symlinks=True, ignore=temporary, copy_function=copy, dirs_exist_ok=True)
+        shutil.copytree(source, target, symlinks=not follow, ignore=temporary, copy_function=copy, dirs_exist_ok=True)
     else:
         copy(source, target)
 except shutil.Error as error:
@@ -96,7 +96,7 @@ except shutil.Error as error:
         if os.path.lexists(one):
             sys.exit(f"clinrl: {one} cannot be copied: {why}")
 except OSError as error:
-    sys.exit(f"clinrl: {error}")' "$1" "$2"
+    sys.exit(f"clinrl: {error}")' "$@"
 }
 
 # Copies a folder, or what begins with an address in a bucket. FROM TO
@@ -148,7 +148,7 @@ make_backup() {
     copy "$files" "$folder/dvc"
     [[ $files == "$cache" ]] || copy_unpushed "$folder/unpushed"
     for path in "${kept[@]}"; do
-        [[ ! -e $path ]] || { mkdir -p "$folder/checkout/$(dirname "$path")" && copy_whole "$path" "$folder/checkout/$path"; }
+        [[ ! -e $path ]] || { mkdir -p "$folder/checkout/$(dirname "$path")" && copy_whole "$path" "$folder/checkout/$path" follow; }
     done
     for path in "$watched"/*.sqlite; do
         [[ ! -f $path ]] || { mkdir -p "$folder/checkout/$watched" && copy_database "$path" "$folder/checkout/$path"; }

@@ -78,13 +78,17 @@ def copies(folder: Path) -> None:
     shutil.copytree(folder / "from", folder / "to", copy_function=without_space)
 
 
-def saves(_: Path) -> None:
-    raise RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors does
+def saves(_: Path, words: str = "No space left on device (os error 28)") -> None:
+    raise RuntimeError(f"I/O error: {words}")  # as safetensors does
 
 
 @pytest.mark.parametrize(
-    "writes", [without_space, copies, saves, lambda folder: artifacts.write_text(folder / "f", "new")]
-)
+    "writes",
+    [
+        without_space, copies, saves, partial(saves, words="Disk quota exceeded (os error 122)"),
+        lambda folder: artifacts.write_text(folder / "f", "new"),
+    ],
+)  # fmt: skip
 def test_a_full_disk_is_told_with_the_folder_that_was_to_be_made(writes, tmp_path, monkeypatch) -> None:
     target = tmp_path / "made"
     with artifacts.staged(target) as folder:

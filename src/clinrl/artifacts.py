@@ -246,7 +246,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        if stage := maker(folder):
+        if stage := _maker(folder):
             raise ArtefactError(f"{folder} has no {MANIFEST}; run `dvc repro {stage}`, which makes it") from None
         name = folder.name
         makes = (
@@ -259,7 +259,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise ArtefactError(f"{path} is not a manifest: {error.errors()[0]['msg']}; rebuild it") from None
 
 
-def maker(folder: Path) -> str:
+def remake(path: Path, stage: str) -> str:
+    """The advice to make a path anew: by the stage that made it, or by `stage` if dvc.lock has none."""
+    return f"run `dvc repro {_maker(path) or stage}`"
+
+
+def _maker(folder: Path) -> str:
     """The stage that made a folder by dvc.lock, in the layout that DVC writes; empty if dvc.lock names none."""
     stage = part = ""
     with suppress(OSError), Path("dvc.lock").open(encoding="utf-8") as lines:

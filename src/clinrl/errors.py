@@ -20,7 +20,7 @@ REFUSALS = {
 }
 """Errors of the operating system that only a person can mend: what happened, and what to do."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-FULL = re.compile(r"no space left on device|database or disk is full", re.IGNORECASE)
+FULL = re.compile(r"no space left on device|disk quota exceeded|database or disk is full", re.IGNORECASE)
 """How libraries say that the disk is full, in errors of their own without a number."""
 
 

@@ -344,6 +344,10 @@ def test_a_backup_beside_who_writes_ends_well_and_holds_whole_files(tmp_path: Pa
     sqlite3.connect("mlruns/mlflow.db").close()
     Repo.init(no_scm=True, force=True).close()
     Path(".dvc/cache").mkdir()
+    linked, key = Path(".clinrl/keys/trusted/ward.pub"), tmp_path / "key of the ward"
+    linked.parent.mkdir(parents=True)
+    key.write_text("public")
+    linked.symlink_to(key)
     with subprocess.Popen([sys.executable, "-c", WRITER]) as writer:
         try:
             eventually(Path("mlruns/artifacts/esi/99").exists)  # the last of the first round
@@ -361,6 +365,7 @@ def test_a_backup_beside_who_writes_ends_well_and_holds_whole_files(tmp_path: Pa
     done = script("restore", "backup-2")
     assert done.returncode == 0, done.stderr
     assert Path(".dvc/cache/files/md5/00/99").stat().st_size == 3000
+    assert (linked.read_text(), linked.is_symlink()) == ("public", False)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import chdir
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ import esi_sources as synthetic
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli import main as cli
+from clinrl.config.params import load_params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import answers, evaluate
 from clinrl.evaluation.answers import read_graded
+from clinrl.evaluation.record import load_record
 from clinrl.evaluation.show import place
+from clinrl.provenance import lock
 from clinrl.reports.episode import WIDTH, WITHHELD, Episode, Part, episode_of, write
 from clinrl.tasks.base import get_task
 from clinrl.types import Call, Message, Score, Transcript, Unreadable
@@ -240,10 +244,21 @@ def test_what_is_not_there_is_a_sentence(words, code, says, audits, monkeypatch,
     assert says in capsys.readouterr().err
 
 
-def test_one_command_brings_all_that_two_models_lack(tmp_path, monkeypatch):
+def test_one_command_brings_all_that_models_lack(tmp_path, monkeypatch):
+    params, recorded = load_params(), lock.read()
+    models = [params.model(name) for name in ("esi-base", "esi-v49", "esi-v49-full", "esi-v46-v49")]
+    for model in models:
+        assert str(paths.graded(model.name)) in lock.outputs(recorded, [model.stage])
+    shutil.copy("dvc.lock", tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArtefactError, match=r"v1 and data/graded/v2 are not here; .* `dvc repro evaluate@v1 evaluate"):
-        answers.check_here("v1", "v2")
+    for model in models:
+        run = answers.run_of(params, model, [], "")
+        for load in (partial(answers.load_report, mode="think"), partial(load_record, run)):
+            with pytest.raises(ArtefactError, match=f"does not exist: run `dvc repro {model.stage}`"):
+                load(name=model.name)
+    stages = "baseline@esi evaluate@esi-v49 examine-fold@esi-v49-full examine-blend@esi-v46-v49"
+    with pytest.raises(ArtefactError, match=f"esi-base and .*esi-v49 .* are not here; .* `dvc repro {stages}`"):
+        answers.check_here(*models)
 
 
 def test_a_task_of_one_turn_is_shown_too(tmp_path, monkeypatch, capsys):

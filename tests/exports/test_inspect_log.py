@@ -137,7 +137,7 @@ def test_what_cannot_be_exported_is_a_sentence(words, code, says, triage, monkey
 def test_a_version_that_took_no_exam_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspect_log, "_python", str)
-    with pytest.raises(ArtefactError, match="v1 was not examined, or its answers are not here: run `dvc repro eval"):
+    with pytest.raises(ArtefactError, match="data/graded/v1 is not here; run `dvc pull --with-deps evaluate@v1`"):
         inspect_log.stage(dolls.params(), "v1")
 
 

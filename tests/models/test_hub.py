@@ -220,6 +220,7 @@ UNDELIVERED: list[tuple[str, Break, str]] = [
     ("a file is gone", answering(404, "EntryNotFound", opens=("/api/",)), r"the hub lists a file of owner/name@c{12}"),
     ("too many files", answering(429, opens=("/api/",)), r"the hub has had too many requests \(429\)"),
     ("chunks", in_chunks, r"the hub did not deliver owner/name@c{12} whole \(RuntimeError\); check the network"),
+    ("a full disk in words", raising(RuntimeError("No space left on device (os error 28)")), "no space is left"),
     ("read-only disk", full(errno.EROFS), r"may not be written; set HF_HUB_CACHE to a folder that may"),
     ("no folder", no_folder, r"test_hub.py/cache may not be written; set HF_HUB_CACHE to a folder that may"),
     ("access", full(errno.EACCES), r"may not be written; set HF_HUB_CACHE to a folder that may"),

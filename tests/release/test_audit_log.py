@@ -210,11 +210,12 @@ def test_a_line_that_was_committed_cut_short_may_be_replaced(path):
         audit_log.check_committed(path)
 
 
-def test_what_git_has_is_not_taken_as_checked_in_a_checkout_of_another_user(path, monkeypatch):
+def test_what_git_has_is_not_taken_as_checked_in_a_checkout_of_another_user(tmp_path, monkeypatch):
+    path = tmp_path / "ward two/decisions.jsonl"
     three(path)
     subprocess.run(["git", "init", "-q"], cwd=path.parent, check=True)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    with pytest.raises(ArtefactError, match=r"; run `git config --global --add safe.directory .*`"):
+    with pytest.raises(ArtefactError, match=r"; run `git config --global --add safe.directory '.*/ward two'`"):
         audit_log.check_committed(path)
 
 

@@ -212,13 +212,24 @@ def test_an_error_of_the_disk_is_not_taken_for_the_server_s(tmp_path, monkeypatc
         (tmp_path / "absent").read_text()
 
 
-@pytest.mark.slow
 def test_a_file_that_may_only_be_read_is_refused_at_once_if_it_is_no_database(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/self/mem")  # its folder takes no file, of root either
     with pytest.raises(RegistryError, match=r"^the registry in /proc/self/mem refused: disk I/O error$"), connect():
         pass
 
 
+def test_artefacts_of_a_moved_store_are_found_by_who_may_only_read_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(mlflow_store, "may_write", lambda _: False)
+    own = tmp_path / "artifacts/esi/run/artifacts"
+    own.mkdir(parents=True)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    assert mlflow_store.beside(uri, "file:///old/artifacts/ward/mlruns/artifacts/esi/run/artifacts") == own
+    for address in ("file:///etc/ssl", "file:///old/artifacts/../../ssl"):
+        with pytest.raises(RegistryError, match=rf"artefacts lie in {address.removeprefix('file://')}, which is not"):
+            mlflow_store.beside(uri, address)
+
+
+@pytest.mark.slow
 def test_a_store_that_another_process_keeps_locked_is_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with connect() as client:

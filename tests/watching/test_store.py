@@ -47,6 +47,14 @@ def test_who_may_read_the_counts_and_not_write_them_sees_them() -> None:
     assert store.match("esi", {"a": "1"}) == 1
 
 
+def test_counts_that_may_not_be_read_are_named() -> None:
+    store.add("esi", "v", Counts(KEYS), {}, 90)
+    paths.watched("esi").chmod(0)
+    done = as_reader(Path.cwd(), "from clinrl.watching import store; store.days('esi', 'v')")
+    assert "PermissionError" in done.stderr
+    assert str(paths.watched("esi")) in done.stderr.splitlines()[-1]
+
+
 def test_a_label_counts_once_and_its_answer_is_forgotten() -> None:
     store.add("esi", "v", Counts(), {"chatcmpl-1": ("think", "3"), "chatcmpl-2": ("think", "1")}, 90)
     assert b"chatcmpl-1" not in paths.watched("esi").read_bytes()

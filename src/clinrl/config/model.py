@@ -47,6 +47,14 @@ class Model:
     placebo: str = ""
     """What its training was paid in place of the task's score; empty: that score."""
 
+    @property
+    def stage(self) -> str:
+        """The stage of dvc.yaml in which it takes its exam."""
+        if self.kind == "base":
+            return f"baseline@{self.task.name}"
+        merge = "examine-blend" if len(self.parts) > 1 else "examine-fold"
+        return f"{merge if self.kind == 'merge' else 'evaluate'}@{self.name}"
+
     def sees(self, case: Case) -> Case:
         """The case in the model's input variant."""
         return as_variant(self.task, case, self.variant)

@@ -11,7 +11,7 @@ from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
-from clinrl.artifacts import maker, verified
+from clinrl.artifacts import remake, verified
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
@@ -46,12 +46,12 @@ def open_run(params: Params, model: Model) -> Run:
     return run_of(params, model, list(read_cases(paths.cases(model.exam), model.task)), exam_digest)
 
 
-def check_here(*names: str) -> None:
+def check_here(*models: Model) -> None:
     """Raise ArtefactError if graded answers are missing, as in a clone, with the command that brings all that is."""
-    missing = [name for name in names if not paths.graded(name).exists()]
+    missing = [model for model in models if not paths.graded(model.name).exists()]
     if missing:
-        folders = " and ".join(str(paths.graded(name)) for name in missing)
-        stages = " ".join(maker(paths.graded(name)) or f"evaluate@{name}" for name in missing)
+        folders = " and ".join(str(paths.graded(model.name)) for model in missing)
+        stages = " ".join(model.stage for model in missing)
         raise ArtefactError(
             f"{folders} {'is' if len(missing) == 1 else 'are'} not here; run `dvc pull --with-deps {stages}` where a "
             f"remote has them, or `dvc repro {stages}`; both bring the exam too"
@@ -84,7 +84,7 @@ def load_report(name: str, mode: str) -> EvalReport:
     try:
         return EvalReport.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist: run `dvc repro evaluate@{name}`") from None
+        raise ArtefactError(f"{path} does not exist: {remake(path, f'evaluate@{name}')}") from None
     except ValidationError:
         raise ArtefactError(f"{path} is no report; restore it with `git checkout {path}`") from None
 
@@ -101,11 +101,12 @@ def load_graded(run: Run, mode: str, name: str, folder: Path | None = None) -> t
     differently.
     """
     folder = folder or paths.graded(name)
-    advice = f"run `dvc repro evaluate@{name}`"
+    stage = f"evaluate@{name}"
     manifest = verified(folder)
     modes = manifest.spec["modes"]
     if mode not in modes:
-        raise ArtefactError(f"{folder} has no answers in mode {mode}, only in {', '.join(modes)}; {advice}")
+        advice = f"only in {', '.join(modes)}; {remake(folder, stage)}"
+        raise ArtefactError(f"{folder} has no answers in mode {mode}, {advice}")
     expected = run.answers(mode)
     found = replace(
         expected,
@@ -120,7 +121,7 @@ def load_graded(run: Run, mode: str, name: str, folder: Path | None = None) -> t
     path = folder / f"{mode}.jsonl"
     lines = read_graded(path)
     if [line.case_id for line in lines] != [case.id for case in run.cases]:
-        raise ArtefactError(f"{path} does not answer the cases of this exam in its order; {advice}")
+        raise ArtefactError(f"{path} does not answer the cases of this exam in its order; {remake(folder, stage)}")
     check_answers(get_task(manifest.task), run.cases, lines, path)
     return replace(found, answers=[line.answer for line in lines]), lines
 

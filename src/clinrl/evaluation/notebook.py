@@ -52,7 +52,7 @@ def compare(params: "Params", first: "str | Champion", second: "str | Champion")
     Raises ParamsError for an unknown name, ArtefactError if answers are missing, altered or of another exam.
     """
     one, other = params.model(_name(first)), params.model(_name(second))
-    check_here(one.name, other.name)
+    check_here(one, other)
     run = open_run(params, one)
     return {
         mode: paired.compare(load_answers(run, mode, one.name), load_answers(run, mode, other.name), run.task.compared)

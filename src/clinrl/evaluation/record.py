@@ -15,7 +15,7 @@ from clinrl import paths
 from clinrl.analysis.exam import EvalReport, share
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
-from clinrl.artifacts import canonical_json, md5, write_text
+from clinrl.artifacts import canonical_json, md5, remake, write_text
 from clinrl.errors import ArtefactError
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.tasks.importing import is_imported
@@ -89,15 +89,17 @@ def load_record(run: Run, name: str, stage: str = "evaluate") -> Record:
 
     Raises ArtefactError if it is missing or does not answer each case.
     """
-    path, advice = paths.exam_record(run.task.name, name), f"run `dvc repro {stage}@{name}`"
+    path, stage = paths.exam_record(run.task.name, name), f"{stage}@{name}"
     try:
         found = Record.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist: {advice}") from None
+        raise ArtefactError(f"{path} does not exist: {remake(path, stage)}") from None
     except ValidationError:
-        raise ArtefactError(f"{path} holds no answers to an exam; restore it from git, or {advice}") from None
+        advice = f"restore it from git, or {remake(path, stage)}"
+        raise ArtefactError(f"{path} holds no answers to an exam; {advice}") from None
     if any(len(given.answers) != len(run.cases) for given in found.given.values()):
-        raise ArtefactError(f"{path} does not answer the {len(run.cases):,} cases of {run.model.exam}; {advice}")
+        what = f"does not answer the {len(run.cases):,} cases of {run.model.exam}"
+        raise ArtefactError(f"{path} {what}; {remake(path, stage)}")
     return found
 
 
@@ -106,9 +108,10 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
 
     Raises ArtefactError if they are to another exam, were decoded differently, or are not those in the report.
     """
-    path, advice = paths.exam_record(run.task.name, found.name), f"run `dvc repro evaluate@{found.name}`"
+    path, stage = paths.exam_record(run.task.name, found.name), f"evaluate@{found.name}"
     if mode not in found.given:
-        raise ArtefactError(f"{path} has no answers in mode {mode}, only in {', '.join(found.modes)}; {advice}")
+        modes = ", ".join(found.modes)
+        raise ArtefactError(f"{path} has no answers in mode {mode}, only in {modes}; {remake(path, stage)}")
     expected = run.answers(mode)
     answers = replace(
         expected, name=found.name, task_version=found.task_version, mode_spec=found.modes[mode],
@@ -127,7 +130,7 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
     if differing or report.adapter_digest != found.adapter_digest:
         what = f"give another {differing[0]} than" if differing else "are of another adapter than"
         written = paths.report(found.name) / f"{mode}.json"
-        advice = f"run `dvc repro --force --single-item evaluate@{found.name}`"  # DVC may call it up to date
+        advice = remake(path, stage).replace("repro", "repro --force --single-item")  # DVC may call it up to date
         raise ArtefactError(f"the answers in {path} {what} {written}; {advice}")
     return answers
 

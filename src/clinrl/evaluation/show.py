@@ -32,7 +32,7 @@ def stage(
     """
     mode = mode_of(params, mode)
     model = params.model(name)
-    check_here(name)
+    check_here(model)
     run = open_run(params, model)
     _, graded = load_graded(run, mode, name)
     found = [

@@ -17,7 +17,7 @@ from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest, read_manifest
 from clinrl.errors import ArtefactError, DataError, Refused
-from clinrl.evaluation.answers import load_graded, load_report, mode_of, open_run
+from clinrl.evaluation.answers import check_here, load_graded, load_report, mode_of, open_run
 from clinrl.intervals import DIGITS
 from clinrl.reports.episode import answer_text, episode_of
 from clinrl.tasks.base import EXACT
@@ -65,9 +65,8 @@ def examined(params: "Params", name: str, mode: str) -> tuple[Run, list[Graded],
 
     Raises DataError for imported cases, and ArtefactError if the exam was not taken, or if another one was.
     """
-    if not paths.graded(name).exists():
-        raise ArtefactError(f"{name} was not examined, or its answers are not here: run `dvc repro evaluate@{name}`")
-    run = open_run(params, params.model(name))
+    check_here(model := params.model(name))
+    run = open_run(params, model)
     if any(map(is_imported, run.cases)):
         raise DataError(f"{run.model.exam} holds somebody's records, whose text must not leave; nothing was written")
     _, lines = load_graded(run, mode, name)

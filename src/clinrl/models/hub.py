@@ -12,7 +12,7 @@ from pathlib import Path
 from re import compile as pattern
 
 from clinrl.artifacts import sha256_file
-from clinrl.errors import NO_ROOM, Refused, mask
+from clinrl.errors import NO_ROOM, Refused, file_of, mask, number_of
 
 COMMIT = pattern(r"[0-9a-f]{40}")
 """A commit of the hub. A branch or a tag is no pin: the repository's owner can move it."""
@@ -137,7 +137,7 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
     is_offline = isinstance(error, errors.OfflineModeIsEnabled)
     is_gated = isinstance(error, errors.GatedRepoError)
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
-    number, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
+    number = number_of(error)
     certificates = Path(os.environ.get("SSL_CERT_FILE", os.devnull))
     rules = (
         (is_offline and revision in cached,
@@ -169,7 +169,7 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
         ("CERTIFICATE" in str(error) or (isinstance(error, FileNotFoundError) and not certificates.exists()),
          f"no root certificate is known for {page}; set SSL_CERT_FILE to a file with those of your network"),
         (number in UNWRITABLE,
-         f"{file or constants.HF_HUB_CACHE} may not be written; set HF_HUB_CACHE to a folder that may"),
+         f"{file_of(error) or constants.HF_HUB_CACHE} may not be written; set HF_HUB_CACHE to a folder that may"),
         (kind in ("UnsupportedProtocol", "InvalidURL"),
          "HF_ENDPOINT is no address such as https://huggingface.co; correct it, or unset it"),
         (kind in ("UnicodeEncodeError", "LocalProtocolError"),

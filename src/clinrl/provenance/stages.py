@@ -76,11 +76,10 @@ def addresses_of(params: Params, name: str) -> dict[str, str]:
         return {"dataset": made, "validate": validated} | {stage: f"{stage}@{name}" for stage in STAGES[2:]}
     if name in params.merges.all:
         kind = "fold" if name in params.merges.folds else "blend"
-        return {"merge": f"{kind}@{name}", "evaluate": f"examine-{kind}@{name}"}
+        return {"merge": f"{kind}@{name}", "evaluate": params.model(name).stage}
     if name in params.rivals:
         return {"evaluate": f"rival@{name}"}
-    task = params.roots[name]
-    return {"base": f"base@{task}", "evaluate": f"baseline@{task}"}
+    return {"base": f"base@{params.roots[name]}", "evaluate": params.model(name).stage}
 
 
 def check(source: Path) -> None:

@@ -132,7 +132,7 @@ def check_committed(path: Path) -> None:
         shown = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
         text = path.read_bytes() if path.exists() else b""
         if b"safe.directory" in shown.stderr:  # else a checkout of another user would pass as one without git
-            advice = " ".join(shown.stderr.decode(errors="replace").split()[-6:])
+            advice = shown.stderr.decode(errors="replace").splitlines()[-1].strip()
             raise ArtefactError(f"git shows no lines of {path} here, as the checkout is another user's; run `{advice}`")
         if shown.returncode == 0 and not text.startswith(_whole(shown.stdout)):
             raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")

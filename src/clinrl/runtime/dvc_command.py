@@ -157,8 +157,8 @@ def keep_whole() -> None:
     def whole(*arguments: Any, **named: Any) -> None:
         if transfer(*arguments, **named).failed:
             REFUSED.append(
-                "DVC could not copy what a stage has made into its cache, as it says above; free some space there and "
-                "run `dvc commit -f` for the stage, since `dvc repro` would delete it and make it anew"
+                "DVC could not copy what a stage has made into its cache, as it says above; mend that, such as a full "
+                "disk, and run `dvc commit -f` for the stage, since `dvc repro` would delete it and make it anew"
             )
             raise Refused(REFUSED[-1])
 

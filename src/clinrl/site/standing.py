@@ -84,7 +84,7 @@ def standing(
     elif broken:
         state, says = "refused", f"No decision was made. Its exam breaks the gate: {'; '.join(broken)}."
     elif not reports:
-        says = f"It was not examined: `dvc repro evaluate@{model.name}` does it."
+        says = f"It was not examined: `dvc repro {model.stage}` does it."
     else:
         says = f"Nobody has decided: `clinrl decide {model.name}` does, once it is registered."
     return Standing(state, says, findings, tuple(lines))

@@ -4,7 +4,6 @@ A run is found by a key, the digest of everything that determines the training. 
 registration and another machine all write to the same run. They add missing values and never change existing ones.
 """
 
-import errno
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import canonical_json, digest, locked, may_write
-from clinrl.errors import FULL, RegistryError, format_value, mask
+from clinrl.errors import FULL, NO_ROOM, RegistryError, format_value, mask
 from clinrl.types import Estimate, Manifest
 
 if TYPE_CHECKING:
@@ -114,7 +113,8 @@ def beside(uri: str, address: str) -> Path:
     file = Path(uri.removeprefix(SQLITE)).absolute()
     own, folder = (file.parent / BESIDE).resolve(), Path(unquote(urlsplit(address).path))
     if own not in folder.resolve().parents and not may_write(file):  # it may have been moved: see `_follow`
-        folder = own / str(folder).partition(f"/{BESIDE}/")[2]
+        moved = (own.joinpath(*folder.parts[n + 1 :]) for n, name in enumerate(folder.parts) if name == BESIDE)
+        folder = next((one for one in moved if one.exists()), folder)
     if own not in folder.resolve().parents:
         raise RegistryError(
             f"{place(uri)} says that artefacts lie in {folder}, which is not in {own}: it was edited; restore it"
@@ -172,7 +172,7 @@ def _client(uri: str) -> "MlflowClient":
         try:
             prepare(file)
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in NO_ROOM:
                 raise
             raise RegistryError(
                 f"{file} cannot be opened or made ({error.strerror}); set MLFLOW_TRACKING_URI to another file"

@@ -35,7 +35,9 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
     """
     path = paths.watched(model)
     is_read_only = path.exists() and not may_write(path)
-    if not is_read_only:
+    if is_read_only:
+        path.open("rb").close()  # else SQLite does not say why it cannot open what may not be read
+    else:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
     try:
