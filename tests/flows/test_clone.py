@@ -692,7 +692,7 @@ def test_a_branch_that_is_refused_after_a_push_by_force_keeps_its_lines_of_the_a
 
 def test_a_branch_may_add_to_the_audit_log_and_take_nothing_from_it(checkout: Path) -> None:
     log = paths.audit_log()
-    write_text(log, "one\ntwo\nthr")  # a kill cut the last line short
+    write_text(log, "one\ntwo\n{")  # a kill cut the last line short
     git("add", "--all")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "decided")
     git("push", "-q", "origin", "main")
