@@ -697,6 +697,7 @@ def test_a_branch_may_add_to_the_audit_log_and_take_nothing_from_it(checkout: Pa
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "decided")
     git("push", "-q", "origin", "main")
     retrained((str(log), "one\ntwo\nthree\n"))
+    retrained()  # goes on from it
     git("fetch", "-q", "origin", "built/retrain")
     git("merge", "-q", "--ff-only", "FETCH_HEAD")
     git("push", "-q", "origin", "main")

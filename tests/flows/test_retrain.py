@@ -1,4 +1,4 @@
-"""The order of a retraining, without stages: what stops a draft, what is left to do, and what a run hands over."""
+"""The order of a retraining, without stages: what stops a draft, what is left, handed over, and promoted."""
 
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
@@ -11,8 +11,8 @@ from flows.steps import StageFailed
 from prefect.states import Completed
 
 from clinrl import paths
-from clinrl.errors import Alarmed, Refused
-from flows import retrain
+from clinrl.errors import Alarmed, GateError, Refused
+from flows import release, retrain
 
 DRAFT: Any = SimpleNamespace(name="v3")
 Noted = Callable[..., None]
@@ -201,3 +201,44 @@ def test_a_scheduled_run_hands_over_what_it_changed_also_if_it_fails_and_approve
     assert handed == [(to, retrain.WRITTEN), *now]
     wanted = ("push", "go_on", "begin_here", "pull", None)
     assert [one for one in calls if one in wanted] == [*wanted, *["push"] * has_changed]
+
+
+@pytest.mark.parametrize(
+    ("settled", "standing", "passes", "is_refused", "asked", "says"),
+    [
+        ("v2-full", None, True, False, [], "its outcome"),
+        (None, "is the champion by a key that was revoked", True, False, ["decide", "promote"], "its outcome"),
+        (False, "was refused by its gate", True, False, [], "its outcome"),
+        (False, None, False, False, ["decide"], "its outcome"),
+        (False, None, True, False, ["decide", "promote"], "its outcome"),
+        (False, None, True, True, ["decide", "promote"], "v2-full is not promoted: not of this version"),
+    ],
+)
+def test_a_full_model_is_decided_upon_once_and_promoted_on_the_approval_of_its_version(
+    settled: str | bool | None, standing: str | None, passes: bool, is_refused: bool, asked: list[str], says: str,
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`settled` is False for a full model that is no champion."""
+    outcomes = iter([standing] * (settled is False) + ["its outcome"])
+
+    def promote(*given: object) -> None:
+        calls.append("promote")
+        assert given == ("v2-full", decision, "signed", "of v2")
+        if is_refused:
+            raise GateError("not of this version")
+
+    decision = SimpleNamespace(promote=passes)
+    for name, instead in (
+        ("build", lambda *_: None),
+        ("releases.settle", lambda *_: settled),
+        ("is_champion", lambda *_: settled is not False),
+        ("outcome", lambda *_: next(outcomes)),
+        ("steps.decide", lambda _: calls.append("decide") or decision),
+        ("pages.show_decision", lambda _: None),
+        ("champion_of", lambda _, version: version),
+        ("approval_of", lambda _, champion: {"v2": ("signed", "of v2")}[champion]),
+        ("steps.promote", promote),
+    ):
+        monkeypatch.setattr(f"flows.release.{name}", instead)
+    assert release.full_model(SimpleNamespace(), "v2-full", "v2") == says  # type: ignore[arg-type]
+    assert calls == asked
