@@ -156,12 +156,12 @@ def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collect
 def _check(of: str, old: str, new: str, may_change: Collection[str]) -> None:
     """Refuse a branch for changes between two commits that `go_on` does not allow. Raises Refused."""
     allowed, changed = _from_the_root(may_change), _changes(of, old, new)
-    inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
-    if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
+    outside = [path for path in changed if allowed.isdisjoint([path, *map(str, Path(path).parents)])]
+    if foreign := outside or [*filter(OBEYED.search, changed)]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
     log = next(iter(_from_the_root([str(paths.audit_log())])))
     held = _lines(old, log)  # a kill may have cut its last line short
-    if log in inside and not _lines(new, log).startswith(held[: held.rfind("\n") + 1]):
+    if not _lines(new, log).startswith(held[: held.rfind("\n") + 1]):
         raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -125,7 +126,7 @@ def test_what_is_taken_in_again_is_the_same_commit(checkout: Path, monkeypatch: 
 def test_a_report_that_a_worker_removed_is_removed(checkout: Path) -> None:
     def change() -> None:
         Path("data/reports/v0.json").unlink()
-        write_text(Path("data/reports/v0/report.md"), "v0")
+        write_text(Path("data/reports/v0/report.md"), "{}")  # moved, as git sees it
 
     to = made(clone.head(), "v0", change)
     with clone.at(clone.head(), "build"):
@@ -162,9 +163,20 @@ def test_what_versions_share_is_taken_from_a_branch_and_nothing_else_of_it(check
         assert branches.go_on_with("v2", commit, stages) == []
         assert git("diff", "--name-only", commit).split() == ["data/reports/x1.json", "dvc.lock"]
         assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@x1"]
+        with pytest.raises(Refused, match=r"changes src/code\.py, which no stage that was asked of it"):
+            branches.go_on_with("v1", commit, stages)
 
 
-def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path) -> None:
+def test_a_stage_that_two_branches_have_is_taken_from_the_version_s_own(checkout: Path) -> None:
+    commit = clone.head()
+    for name, digest in (("v1", "aa"), ("v2", "bb"), ("v3", "cc")):
+        made(commit, name, lambda digest=digest: trained("x1", digest))
+    with clone.at(commit, "worker"):
+        assert branches.go_on_with("v2", commit, {name: SHARED | may_write(name) for name in ("v1", "v2", "v3")}) == []
+        assert "bb" in branches._entries("HEAD")["train@x1"]
+
+
+def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = clone.head()
     made(commit, "v1", lambda: hidden("  train@v1:"))
     made(commit, "v3", lambda: trained("x1", "aa"))
@@ -173,8 +185,12 @@ def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path) ->
         (reason,) = branches.go_on_with("v2", commit, stages)
         assert "is not as DVC writes it" in reason
         assert "train@x1" in branches._entries("HEAD")
-    with clone.at(commit, "worker"), pytest.raises(Refused, match="is not as DVC writes it"):
-        branches.go_on_with("v1", commit, stages)
+    with clone.at(commit, "worker"):
+        with pytest.raises(Refused, match="is not as DVC writes it"):
+            branches.go_on_with("v1", commit, stages)
+        monkeypatch.setattr(branches, "take_in", mock.Mock(side_effect=clone.Away("the origin is away")))
+        with pytest.raises(clone.Away):
+            branches.go_on_with("v2", commit, stages)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +377,7 @@ def test_a_branch_that_was_merged_and_then_refused_is_not_handed_over(checkout: 
         pass
 
 
-def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path) -> None:
+def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, to = clone.head(), "built/retrain-esi"
     with clone.at(commit, "retrain"):
         branches.hand_over(to, "begun", replaces=False)
@@ -369,8 +385,13 @@ def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path) -> None
         git("push", "-q", "origin", f"HEAD:refs/heads/{to}")
         git("reset", "-q", "--hard", commit)
         write_text(Path("data/reports/v1.json"), "{}")
-        with pytest.raises(clone.Away):
-            branches.hand_over(to, "later", replaces=False)
+        monkeypatch.setattr(branches, "go_on", lambda *_: None)  # as if the person had been later than that
+        for hand_over in (
+            lambda: branches.hand_over(to, "later", replaces=False),
+            lambda: branches.hand_over_rest(to, "later", ()),
+        ):
+            with pytest.raises(clone.Away):
+                hand_over()
     assert git("ls-remote", "--heads", "origin", to).split()[0] != commit
 
 
@@ -424,13 +445,17 @@ def test_what_one_side_of_a_merge_brought_is_taken_back_by_no_branch_that_has_th
         assert git("rev-parse", "HEAD") == git("-C", str(checkout), "rev-parse", "HEAD")
 
 
-def test_a_branch_that_brings_a_link_is_refused_by_whoever_takes_it(checkout: Path) -> None:
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_branch_that_brings_a_link_or_a_program_is_refused_by_whoever_takes_it(checkout: Path, is_link: bool) -> None:
     def change() -> None:
         trained("v1")
-        Path("data/reports/v1.json").unlink()
-        Path("data/reports/v1.json").symlink_to("/etc/passwd")
+        Path("data/reports/v1.json").chmod(0o755)
+        if is_link:
+            Path("data/reports/v1.json").unlink()
+            Path("data/reports/v1.json").symlink_to("/etc/passwd")
 
     to = made(clone.head(), "v1", change)
+    git("push", "-q", "origin", f"HEAD:refs/tags/{to}")  # which is not asked instead
     with clone.at(clone.head(), "retrain"):
         for take in (
             lambda: branches.go_on(to, ["data/reports", "dvc.lock"]),
@@ -624,7 +649,7 @@ def retrained(*changes: tuple[str, str]) -> None:
         branches.go_on("built/retrain", RETRAINED)
         for path, text in changes:
             write_text(Path(path), text)
-        branches.hand_over("built/retrain", "retrained")
+        branches.hand_over("built/retrain", "retrained", only=(*RETRAINED, "src/code.py"))
 
 
 def test_a_run_goes_on_with_a_branch_that_nobody_merged_and_with_what_people_did(checkout: Path) -> None:
@@ -667,11 +692,12 @@ def test_a_branch_that_is_refused_after_a_push_by_force_keeps_its_lines_of_the_a
 
 def test_a_branch_may_add_to_the_audit_log_and_take_nothing_from_it(checkout: Path) -> None:
     log = paths.audit_log()
-    write_text(log, "one\ntwo\n")
+    write_text(log, "one\ntwo\n{")  # a kill cut the last line short
     git("add", "--all")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "decided")
     git("push", "-q", "origin", "main")
     retrained((str(log), "one\ntwo\nthree\n"))
+    retrained()  # goes on from it
     git("fetch", "-q", "origin", "built/retrain")
     git("merge", "-q", "--ff-only", "FETCH_HEAD")
     git("push", "-q", "origin", "main")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -350,6 +351,24 @@ def test_nobody_to_ask_is_said_and_nothing_is_promoted(project: Path, monkeypatc
     assert (champion(), kinds()) == (None, ["decision"])
 
 
+def test_a_yes_counts_with_the_name_of_a_person_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import release
+
+    asked, decision = list[str](), SimpleNamespace(task="esi", digest="d", candidate="v2")
+    answers = iter(release.Approval(approve=True, approver=name, token="t") for name in ("", " Ada Lovelace "))
+    monkeypatch.setattr(release, "_ask", lambda _decision, _s, wrong: asked.append(wrong) or next(answers))
+    monkeypatch.setattr(release, "get_run_logger", lambda: SimpleNamespace(warning=lambda *_: None))
+    monkeypatch.setattr(approvals, "check_token", lambda _params, *signed: signed)
+    params: Any = SimpleNamespace(schedules={})
+    assert release.answer(params, decision, None) == (("d", "t", "Ada Lovelace"), "")
+    assert [wrong.startswith("the last answer was yes, but a promotion needs the name") for wrong in asked] == [0, 1]
+    with pytest.raises(GateError, match="needs the name of the person"):
+        release.answer(params, decision, "")
+    monkeypatch.setattr(release, "PREFECT_API_URL", SimpleNamespace(value=lambda: None))
+    with pytest.raises(GateError, match="nobody can be asked"):
+        release.answer(params, decision, None)
+
+
 def answering(*first: dict[str, Any], **said: Any) -> threading.Thread:
     """Answer the next run that pauses, from another thread, as a person does on its page; with `signed`, as one who has
     a key here. Each of `first` is an answer after which it is asked again."""
@@ -570,11 +589,12 @@ def test_runs_of_dead_processes_are_found_however_many_wait(prefect: None) -> No
             return getattr(client, name)
 
     host, number, _ = processes.identity().rsplit(":", 2)
-    owners = [f"{host}:{number}:ended", processes.identity()] * 2
+    ended, ours = f"process:{host}:{number}:ended", f"process:{processes.identity()}"
+    tags = [[ended], [ours], [], [ended, ours], [ended]]
     with get_client(sync_client=True) as client:
-        ours = [client.create_flow_run(reproduce, tags=[f"process:{owner}"], state=Pending()).id for owner in owners]
-        assert {*ours[::2]} <= {*runs.sweep(OneByOne())}
-        states = [client.read_flow_run(run).state.type for run in ours]
-        for run in ours[1::2]:
+        made = [client.create_flow_run(reproduce, tags=some, state=Pending()).id for some in tags]
+        assert {made[0], made[-1]} <= {*runs.sweep(OneByOne())}
+        states = [client.read_flow_run(run).state.type for run in made]
+        for run in made[1:-1]:
             client.delete_flow_run(run)
-    assert states == [StateType.CRASHED, StateType.PENDING] * 2
+    assert states == [StateType.CRASHED, *[StateType.PENDING] * 3, StateType.CRASHED]

@@ -92,8 +92,8 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
             f"{entry.name} is the champion of {entry.model} by name only: {paths.audit_log()} knows of no approval "
             "that made it so"
         )
-    check_turn(entry.model, lines)
     check_approved(params, entry, moves(entry.model, lines)[-1], lines)
+    check_turn(entry.model, lines)
 
 
 def outcome(params: Params, name: str) -> str | None:
