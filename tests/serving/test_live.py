@@ -22,6 +22,7 @@ from clinrl.artifacts import write_json
 from clinrl.errors import EngineError, RegistryError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
+from clinrl.release import audit_log, promotion
 from clinrl.release.standing import check_servable
 from clinrl.serving import backends, server
 from clinrl.serving import live as live_module
@@ -208,6 +209,27 @@ def test_the_champion_that_was_approved_is_served_until_the_lines_of_the_next_co
         assert live.names["esi@champion"].served.name == "v1"
     told = capfd.readouterr().err
     assert told.count("v2 is esi@champion in the registry, and not in data/reports/decisions.jsonl") == 1
+    live.end()
+
+
+@pytest.mark.long
+def test_a_rollback_in_the_middle_of_a_look_leaves_the_champion(released: Any, monkeypatch: Any) -> None:
+    """After the audit log was read, and before the registry is: the champion of that log stays until the next look."""
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    audit_log.write(released, "refusal", {"decision": "0" * 64, "reason": "too early"})  # so all is checked again
+    holder, is_over = versions.holder, list[bool]()
+
+    def held(model: str, alias: str) -> versions.Entry | None:
+        if not is_over:
+            is_over.append(True)
+            promotion.rollback(released, "esi", approver="Ada Lovelace")
+        return holder(model, alias)
+
+    monkeypatch.setattr(live_module.versions, "holder", held)
+    for name in ("v1", "v2"):
+        live.renew()
+        assert live.names["esi@champion"].served.name == name
     live.end()
 
 

@@ -1,5 +1,6 @@
 """The release status of a version or a merge: whether it is registered or champion, and how its release ended."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from clinrl import artifacts, paths
@@ -75,13 +76,13 @@ def champion_of(params: Params, name: str) -> Entry:
     return champion
 
 
-def check_servable(params: Params, entry: Entry, alias: str) -> None:
+def check_servable(params: Params, entry: Entry, alias: str, lines: Sequence[audit_log.Entry] | None = None) -> None:
     """Refuse to serve a version as `champion` that nobody approved, or as `candidate` that was refused or had a waiver.
 
-    Anybody who can write to the registry may move an alias. Raises GateError, SignatureError if no approver signed, or
-    as `audit_log.read` and `versions.made_of`.
+    Anybody who can write to the registry may move an alias. `lines`: of the audit log; None reads them. Raises
+    GateError, SignatureError if no approver signed, or as `audit_log.read` and `versions.made_of`.
     """
-    lines = audit_log.lines(params)
+    lines = audit_log.lines(params) if lines is None else lines
     if alias == versions.CANDIDATE:
         is_refused = any(not body["promote"] for body in decisions_on(entry.digest, lines)[-1:])
         if is_refused or entry.tags.get(versions.GATE) == versions.REFUSED or "waiver" in entry.tags:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +80,8 @@ class Live:
         """The fault of a registered folder, if any, when it was last read under the present keys; by digest."""
         self._allowed: dict[str, object] = {}
         """The version that may be served by the present audit log and keys, as digest and tags, by alias."""
-        self._recorded: str | None = None
-        """The digest of the champion by the audit log."""
+        self._lines: Sequence[audit_log.Entry] | None = None
+        """The audit log as it was last read: of one look, all questions are answered by the same lines."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
         """The time of the next try to open a version after a failure, by digest: a large model takes long to read."""
@@ -144,9 +144,9 @@ class Live:
             self._intact.clear()
         if (read, trusted, log) != (self._read, self._trusted, self._log):
             self._allowed.clear()
-            self._recorded = None
+            self._lines = None
             with suppress(Refused, OSError):  # `check_servable` reports these
-                self._recorded = recorded_champion(self._model, audit_log.lines(self.params))
+                self._lines = audit_log.lines(self.params)
         self._read, self._trusted, self._log = read, trusted, log
 
     def _holder(self, alias: str) -> versions.Entry | None:
@@ -157,11 +157,12 @@ class Live:
         entry = versions.holder(self._model, alias)
         if alias != versions.CHAMPION or entry is None:
             return entry
-        if self._recorded in (None, entry.digest):
+        recorded = recorded_champion(self._model, self._lines or ())
+        if recorded in (None, entry.digest):
             self._reported.pop("recorded", None)
             return entry
         self._say("recorded", f"{entry.name} is {self._model}@{alias} in the registry, and not in {paths.audit_log()}")
-        return versions.by_digest(self._model, self._recorded) or entry
+        return versions.by_digest(self._model, recorded) or entry
 
     def _check(self, alias: str, entry: versions.Entry) -> None:
         """Refuse a version that may not be served. It is checked again if the audit log, its tags or the keys changed.
@@ -173,7 +174,7 @@ class Live:
         if self._allowed.get(alias) == state:
             return
         try:
-            check_servable(self.params, entry, alias)
+            check_servable(self.params, entry, alias, self._lines)
             if entry.digest in self._open:
                 self._check_intact(entry)
         except (GateError, SignatureError):
