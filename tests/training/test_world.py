@@ -309,7 +309,8 @@ def test_two_processes_make_the_adapter_of_one(project: Params, version: str, pa
         assert other.keys() == line.keys()
         assert other["loss"] == pytest.approx(line["loss"], abs=1e-5)
         if "entropy" in line:  # one process has dead rows alone in some steps
-            assert other["entropy"] == pytest.approx(line["entropy"], abs=1e-4)
+            # TRL's SFT logs the mean over micro-batches, which hold other rows if there are more processes.
+            assert other["entropy"] == pytest.approx(line["entropy"], abs=0.05 if version == "v1" else 1e-4)
     assert not list(Path(".clinrl/checkpoints").iterdir())
 
 
