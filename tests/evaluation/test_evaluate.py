@@ -364,6 +364,7 @@ def doll(project):
     return doll
 
 
+@pytest.mark.long
 def test_a_doll_sits_the_exam_from_base_to_report(doll):
     with pytest.raises(ArtefactError, match="did not pass validation"):
         evaluate.stage(doll, "esi-base")

@@ -1,5 +1,6 @@
 """The decision points, one by one and in order. Expected levels are hand-derived from the cited sources."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -138,12 +139,17 @@ def test_v4_calls_a_feverish_infant_high_risk_for_a_month_and_v5_for_three() -> 
     assert decide(infant.model_copy(update={"age_years": 20 / 365}), edition="v4").rule == "infant_fever"
 
 
-def test_the_band_of_an_age_includes_its_lower_edge() -> None:
-    assert band(18).name == "adult"
-    assert band(17.99).name == "12-18 years"
-    assert band(3).name == "3-5 years"
-    assert band(3, "v4").name == "3-8 years"
-    assert band(0.24, "v4").name == "under 3 months"
+EDGES = {
+    "v5": (1 / 12, 1, 3, 5, 12, 18),
+    "v4": (3 / 12, 3, 8),
+}
+"""The ages in years at which the handbook's danger-zone bands begin, but for the youngest."""
+
+
+@pytest.mark.parametrize("edition", ["v5", "v4"])
+def test_the_band_of_an_age_includes_its_lower_edge(edition: Any) -> None:
+    for (below, above), edge in zip(pairwise(BANDS[edition]), EDGES[edition], strict=True):
+        assert (band(edge - 0.001, edition), band(edge, edition)) == (below, above)
 
 
 @pytest.mark.parametrize("edition", ["v5", "v4"])

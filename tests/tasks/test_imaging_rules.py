@@ -84,6 +84,7 @@ def test_each_chapter_has_something_of_its_own_to_know(condition):
         ({"target": "an infection", "contrast": True, "age_years": 15}, ("red_flag", "child"), 7),
         ({"target": "an infection", "contrast": True, "age_years": 16}, ("red_flag",), 9),
         ({"target": "an infection", "contrast": True, "sex": "woman", "pregnant": True}, ("red_flag", "pregnancy"), 5),
+        ({"modality": "bone scan", "sex": "woman", "pregnant": True}, ("red_flag", "pregnancy"), 2),
         ({"modality": "ultrasound"}, (), 8),
         ({"modality": "ultrasound", "phase": "next", "done": "ultrasound"}, ("repeat",), 3),
         ({"modality": "ultrasound", "region": "foot", "phase": "next", "done": "ultrasound"}, ("wrong_region",), 1),

@@ -29,6 +29,7 @@ def write(*lines: Any) -> None:
     FILE.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.long
 def test_labels_are_counted_beside_the_answers() -> None:
     write(*({"id": ident, "label": 2} for ident in IDS[:3]), {"id": f"chatcmpl-{'f' * 32}", "label": 1})
     assert take_in("esi", get_task("esi"), FILE) == (3, 4)
