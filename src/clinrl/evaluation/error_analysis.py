@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
+from clinrl.artifacts import exclusive, identity, read_manifest, read_record, verified, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
@@ -189,12 +189,12 @@ def read_report(params: Params, version: str) -> MineReport:
     if not paths.adapter(version).exists():
         raise ArtefactError(f"{paths.adapter(version)} is not here; {again}, which makes it, or `dvc checkout`")
     path, data = paths.mine_report(version), params.mining[version].data
-    try:
-        report = MineReport.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist: {again}") from None
-    except ValidationError:
-        raise ArtefactError(f"{path} is no mining report: {again}") from None
+    report = read_record(
+        path,
+        MineReport,
+        missing=lambda: f"{path} does not exist: {again}",
+        broken=lambda _: f"{path} is no mining report: {again}",
+    )
     if (report.name, report.adapter_digest) != (version, identity(verified(paths.adapter(version)))):
         raise ArtefactError(f"{path} is about another adapter than {version} now is: {again}")
     cases = read_manifest(paths.cases(data))
