@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from clinrl.errors import DataError
 from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, Table, open_bytes, open_table, reading
@@ -89,7 +89,8 @@ def _lines(path: Path) -> Iterator[Row]:
         while line := raw.readline(MAX_ROW_BYTES):
             number += 1
             if len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
-                _skip_line(raw)
+                while (rest := raw.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
+                    pass
                 yield number, Unclear(WHOLE, f"is longer than {MAX_ROW_BYTES:,} bytes")
                 continue
             line = _without_mark(line) if number == 1 else line
@@ -111,11 +112,6 @@ def _fields(value: Any) -> Fields | Unclear:
     if isinstance(value, Mapping | Unclear):
         return value
     return Unclear(WHOLE, "names a field twice" if value is TWICE else "is no JSON object")
-
-
-def _skip_line(raw: BinaryIO) -> None:
-    while (rest := raw.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
-        pass
 
 
 def _count(path: Path) -> int:
