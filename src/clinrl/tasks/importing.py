@@ -245,8 +245,13 @@ def identities(source: Source) -> frozenset[str | bytes]:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             for line in source.cases(use, Intake(nowhere)):
                 case = json.loads(line)
-                found |= {case["group"].partition(MARK)[2], fingerprint(plain_text(case["facts"]))}
+                found |= _marks(case["group"], case["facts"])
     return frozenset(found)
+
+
+def _marks(group: str, facts: Mapping[str, Any]) -> set[str | bytes]:
+    """The pseudonym of an imported case's patient, and the fingerprint of its narrative."""
+    return {group.partition(MARK)[2], fingerprint(plain_text(facts))}
 
 
 def case_line(task: str, group: str, facts: Mapping[str, Any], key: Mapping[str, Any]) -> str:
@@ -334,18 +339,9 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
 
     Drawn cases are in pools that share no template, so only imported ones are compared.
     """
-    people, texts = set(), set()
-    for case in filter(is_imported, cases):
-        people.add(case.group.partition(MARK)[2])
-        texts.add(fingerprint(plain_text(dict(case.facts))))
-    if not people:
-        return
-    for name, others in training:
-        shared = sum(
-            case.group.partition(MARK)[2] in people or fingerprint(plain_text(dict(case.facts))) in texts
-            for case in others
-            if is_imported(case)
-        )
+    asked = {mark for case in filter(is_imported, cases) for mark in _marks(case.group, dict(case.facts))}
+    for name, others in training if asked else ():
+        shared = sum(not asked.isdisjoint(_marks(case.group, dict(case.facts))) for case in filter(is_imported, others))
         if shared:
             raise DataError(
                 f"{paths.cases(name)} and the exam {exam} share patients or narratives ({shared:,} training rows); "
