@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from clinrl import paths
 from clinrl.analysis.preregistration import DECIMALS, Registration, changes, metric_digest, rule_digest
+from clinrl.analysis.retraining import most_discordant
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest, read_record
 from clinrl.config.comparisons import Primary, check_design_effect
@@ -101,7 +102,7 @@ def discordant_shares(params: Params, name: str) -> dict[str, float]:
             f"{path} does not say how often {parent} errs in each mode of comparisons.{name}.primary; run `dvc repro "
             f"mine@{parent}`, or give `discordant`"
         ) from None
-    return {mode: max(primary.effect / 100, round(2 * w * (1 - w), DECIMALS)) for mode, w in shares.items()}
+    return {mode: max(primary.effect / 100, round(most_discordant(w), DECIMALS)) for mode, w in shares.items()}
 
 
 def registered(params: Params, name: str, run: Run) -> Registration:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clinrl.errors import DataError
-from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, Table, open_bytes, open_table, reading
+from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, open_bytes, open_table, reading
 from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
@@ -26,11 +26,11 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True)
 class Records:
-    """A JSON file whose form is known and whose first record was read: the counterpart of a `Table`."""
+    """A file whose form is known and whose first record, or header, was read."""
 
     path: Path
     columns: tuple[str, ...]
-    """Names of the fields of the first record."""
+    """Names of the fields of the first record, or those in the header."""
     lines: int
     """An upper bound on the number of records."""
     rows: Callable[[], Iterator[Row]]
@@ -53,7 +53,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("too deep") from None
 
 
-def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | Table | None:
+def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | None:
     """The records of a file; None if `wanted` is false of the names of their fields.
 
     Raises DataError if the file is missing or damaged.
@@ -65,7 +65,7 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
     opening = first.lstrip()[:1]
     if opening not in (b"{", b"["):
         table = open_table(path)
-        return table if wanted(table.columns) else None
+        return Records(path, table.columns, table.lines, table.rows) if wanted(table.columns) else None
     record = _line(first)
     if isinstance(record, Mapping) and not any(
         isinstance(value, list) and _objects(value) for value in record.values()

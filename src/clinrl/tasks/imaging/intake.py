@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from clinrl.errors import DataError
 from clinrl.tasks import json_reader
-from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.imaging import answer, imported
 from clinrl.tasks.imaging.answer import BY_TEXT
 from clinrl.tasks.imaging.sentences import citations, split
@@ -79,7 +78,7 @@ class Part:
     """A file of a source and its use. A use of None: the hash of each variant decides."""
 
     name: str
-    records: Records | Table
+    records: Records
     use: Pool | None
 
 
@@ -135,7 +134,7 @@ def _parts(path: Path) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _records(path: Path) -> Records | Table:
+def _records(path: Path) -> Records:
     found = json_reader.recognise(path, lambda columns: all(not set(columns).isdisjoint(names) for names in NEEDED))
     if found is None:
         raise DataError(f"{path} has other columns, or its first record lacks some; {EXPECTED}")
