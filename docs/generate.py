@@ -6,7 +6,6 @@
 import argparse
 import ast
 import inspect
-import io
 import json
 import re
 import textwrap
@@ -33,7 +32,6 @@ from clinrl.signing.keys import Key
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
-YEAR = ROOT / "data/reports/year.json"
 SCALARS = {int: "whole number", float: "number", str: "text", Key: "text"}
 SCALARS |= {bool: "true or false", type(None): "null", Any: "anything"}
 EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
@@ -190,15 +188,12 @@ def word(action: argparse.Action) -> str:
     return f"[{metavar}]" if action.nargs == "?" else metavar
 
 
-def lineage(task: str = "esi") -> bytes:
-    """The recipes of a task's series as a tree, with exact answers and under-triaged critical patients by mode, as SVG.
+def lineage(new_figure: type[Any], task: str = "esi") -> Any:
+    """The recipes of a task's series as a tree, with exact answers and under-triaged critical patients by mode.
 
     Means over seeds with intervals over seeds and cases, then the classifiers.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    params, report = load_params(ROOT / "params.yaml"), compared(f"{task}-series")
+    params, report = load_params(ROOT / "params.yaml"), report_in(f"comparisons/{task}-series")
     modes = list(params.modes)
     held = {section["mode"]: {row["name"]: row for row in section["rows"]} for section in report["sections"]
             if section["part"] == "all"}  # fmt: skip
@@ -207,56 +202,50 @@ def lineage(task: str = "esi") -> bytes:
     drawn = [(arms.get(name, "base"), depth) for name, depth in tree(f"{task}-base", parents)]
     rivals = [name for name, row in held[modes[0]].items() if row["kind"] == "rival" or name == "bag of words"]
     rows = [*drawn, *((name, 0) for name in rivals)]
-    style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 10}
-    with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
-        height = 0.4 * (len(rows) + 1) + 1.7
-        figure = Figure(figsize=(8.6, height))
-        names, exact, missed = figure.subplots(1, 3, sharey=True, width_ratios=[1.7, 2, 1.6])
-        figure.subplots_adjust(left=0.01, right=0.985, top=1 - 1.15 / height, bottom=0.55 / height, wspace=0.1)
-        places = {name: place for place, (name, _) in enumerate(rows)}
-        for name, depth in rows:
-            place, is_rival = places[name], name in rivals
-            names.text(
-                0.03 + 0.09 * depth, place, name, va="center", style="italic" if is_rival else "normal",
-                color=NEUTRAL if is_rival else "black", weight="bold" if re.fullmatch(r"v\d+", name) else "normal",
-            )  # fmt: skip
-            if depth:
-                parent = parents[held[modes[0]][name]["versions"][0]]
-                back, top = 0.05 + 0.09 * (depth - 1), places[arms.get(parent, "base")]
-                names.plot([back, back, back + 0.06], [top + 0.32, place, place], color=NEUTRAL, lw=1)
-            for mode, shift in [(modes[0], 0.0)] if is_rival else zip(modes, (-0.14, 0.14), strict=True):
-                metrics = held[mode][name]["metrics"]
-                draw(exact, metrics["exact"], place + shift, EXACT, mode == modes[0])
-                draw(missed, metrics["critical_under"], place + shift, DANGEROUS, mode == modes[0])
-        names.set(xlim=(0, 1.02), ylim=(len(rows) - 0.4, -0.6))
-        exact.set(xlim=(-1, 101), xlabel="% of exam cases, more is better")
-        missed.set(xlim=(-1, 62), xlabel="% of exam cases, less is better")
-        exact.set_title("Exact answers", color=EXACT, size=11, weight="bold", loc="left")
-        missed.set_title("Critical under-triage", color=DANGEROUS, size=11, weight="bold", loc="left")
-        for axes in (names, exact, missed):
-            axes.axhspan(len(drawn) - 0.5, len(rows) - 0.5, color="0.95", lw=0, zorder=-1)
-            axes.tick_params(left=False, labelleft=False, bottom=axes is not names, labelbottom=axes is not names)
-            axes.spines[:].set_visible(False)
-            axes.set_axisbelow(True)
-            if axes is not names:
-                axes.grid(axis="x", color="0.88", lw=0.7)
-        seeds = max(len(row["versions"]) for row in held[modes[0]].values())
-        figure.text(
-            0.012, 1 - 0.27 / height, f"{task}: each row starts from its parent's weights", size=12, weight="bold"
-        )
-        legend = (
-            f"Filled: mode {modes[0]}. Hollow: mode {modes[1]}. Means of {seeds} seeds; the base and the classifiers "
-            f"(grey) are one each.\nBars: 95% intervals over seeds and {report['sections'][0]['n']} synthetic cases."
-        )
-        figure.text(0.012, 1 - 0.7 / height, legend, size=9, color=NEUTRAL)
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
+    height = 0.4 * (len(rows) + 1) + 1.7
+    figure = new_figure(figsize=(8.6, height))
+    names, exact, missed = figure.subplots(1, 3, sharey=True, width_ratios=[1.7, 2, 1.6])
+    figure.subplots_adjust(left=0.01, right=0.985, top=1 - 1.15 / height, bottom=0.55 / height, wspace=0.1)
+    places = {name: place for place, (name, _) in enumerate(rows)}
+    for name, depth in rows:
+        place, is_rival = places[name], name in rivals
+        names.text(
+            0.03 + 0.09 * depth, place, name, va="center", style="italic" if is_rival else "normal",
+            color=NEUTRAL if is_rival else "black", weight="bold" if re.fullmatch(r"v\d+", name) else "normal",
+        )  # fmt: skip
+        if depth:
+            parent = parents[held[modes[0]][name]["versions"][0]]
+            back, top = 0.05 + 0.09 * (depth - 1), places[arms.get(parent, "base")]
+            names.plot([back, back, back + 0.06], [top + 0.32, place, place], color=NEUTRAL, lw=1)
+        for mode, shift in [(modes[0], 0.0)] if is_rival else zip(modes, (-0.14, 0.14), strict=True):
+            metrics = held[mode][name]["metrics"]
+            draw(exact, metrics["exact"], place + shift, EXACT, mode == modes[0])
+            draw(missed, metrics["critical_under"], place + shift, DANGEROUS, mode == modes[0])
+    names.set(xlim=(0, 1.02), ylim=(len(rows) - 0.4, -0.6))
+    exact.set(xlim=(-1, 101), xlabel="% of exam cases, more is better")
+    missed.set(xlim=(-1, 62), xlabel="% of exam cases, less is better")
+    exact.set_title("Exact answers", color=EXACT, size=11, weight="bold", loc="left")
+    missed.set_title("Critical under-triage", color=DANGEROUS, size=11, weight="bold", loc="left")
+    for axes in (names, exact, missed):
+        axes.axhspan(len(drawn) - 0.5, len(rows) - 0.5, color="0.95", lw=0, zorder=-1)
+        axes.tick_params(left=False, labelleft=False, bottom=axes is not names, labelbottom=axes is not names)
+        axes.spines[:].set_visible(False)
+        axes.set_axisbelow(True)
+        if axes is not names:
+            axes.grid(axis="x", color="0.88", lw=0.7)
+    seeds = max(len(row["versions"]) for row in held[modes[0]].values())
+    figure.text(0.012, 1 - 0.27 / height, f"{task}: each row starts from its parent's weights", size=12, weight="bold")
+    legend = (
+        f"Filled: mode {modes[0]}. Hollow: mode {modes[1]}. Means of {seeds} seeds; the base and the classifiers "
+        f"(grey) are one each.\nBars: 95% intervals over seeds and {report['sections'][0]['n']} synthetic cases."
+    )
+    figure.text(0.012, 1 - 0.7 / height, legend, size=9, color=NEUTRAL)
+    return figure
 
 
-def compared(name: str) -> dict[str, Any]:
-    """The committed JSON of a comparison."""
-    found: dict[str, Any] = json.loads((ROOT / f"data/reports/comparisons/{name}.json").read_text(encoding="utf-8"))
+def report_in(name: str) -> dict[str, Any]:
+    """The committed report `data/reports/NAME.json`."""
+    found: dict[str, Any] = json.loads((ROOT / f"data/reports/{name}.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -267,7 +256,8 @@ MARKED = re.compile(r"(<!-- ([\w-]+), (\w+): begin -->\n).*?(<!-- \2, \3: end --
 def task_page(name: str) -> bytes:
     """The page of a task with the tables that comparisons give, each between its markers."""
     page = (ROOT / f"docs/tasks/{name}.md").read_text(encoding="utf-8")
-    reports = {report: Compared.model_validate(compared(report)) for report in {m[1] for m in MARKED.findall(page)}}
+    named = {found[1] for found in MARKED.findall(page)}
+    reports = {one: Compared.model_validate(report_in(f"comparisons/{one}")) for one in named}
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[3]](reports[found[2]])}\n{found[4]}", page).encode()
 
 
@@ -327,7 +317,7 @@ def complaints(report: Compared) -> str:
     """What the seeds of v49 reach on complaints that are in training data and on those that are in none, by mode."""
     shown = ("exact", report.columns[0])
     modes = [section.mode for section in report.sections if section.part == ALL]
-    found = {mode: [exam_of(version, mode) for version in seeds(report, "v49")] for mode in modes}
+    found = {mode: [report_in(f"{version}/{mode}") for version in seeds(report, "v49")] for mode in modes}
     lines = []
     for family in ("complaint in training", "complaint not in training"):
         held = {mode: [one["slices"]["family"][family] for one in some] for mode, some in found.items()}
@@ -368,12 +358,6 @@ def labelled(case: Any) -> str:
 def seeds(report: Compared, name: str) -> tuple[str, ...]:
     """The versions of a row."""
     return next(row.versions for row in report.sections[0].rows if row.name == name)
-
-
-def exam_of(version: str, mode: str) -> dict[str, Any]:
-    """The committed report on an exam."""
-    found: dict[str, Any] = json.loads((ROOT / f"data/reports/{version}/{mode}.json").read_text(encoding="utf-8"))
-    return found
 
 
 def answered(task: str, version: str, mode: str) -> tuple[Any, ...]:
@@ -420,47 +404,28 @@ STEP = {
 """The bars of the figure: row of the report to label."""
 
 
-def measurements() -> dict[str, Any]:
-    """data/reports/bench.json."""
-    found: dict[str, Any] = json.loads((ROOT / "data/reports/bench.json").read_text(encoding="utf-8"))
-    return found
-
-
 def performance() -> str:
     """The page on performance, with every row that was measured."""
     rows = []
-    for record in measurements().values():
+    for record in report_in("bench").values():
         machine = f"{record['machine']['processors']} x {record['machine']['processor'].replace('(R)', '')}"
         rows += [row | {"machine": machine} for row in record["rows"]]
     return page("performance", rows=rows)
 
 
-def step() -> bytes:
-    """Seconds of a GRPO step, bar by bar, as SVG."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    values = {row["what"]: row["value"] for row in measurements()["grpo_step.py"]["rows"]}
-    style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 10}
-    with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
-        figure = Figure(figsize=(7.2, 2.2), layout="constrained")
-        axes = figure.subplots()
-        shown = [values[what] for what in STEP]
-        bars = axes.barh(list(STEP.values()), shown, height=0.62, color=[NEUTRAL, NEUTRAL, EXACT, "0.8"])
-        axes.bar_label(bars, [f"{value:.2g} s" for value in shown], padding=4)
-        axes.invert_yaxis()
-        axes.set(xlim=(0, 1.12 * max(shown)), xlabel="seconds a step, less is better")
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(left=False)
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
-
-
-def year() -> dict[str, Any]:
-    """data/reports/year.json."""
-    found: dict[str, Any] = json.loads(YEAR.read_text(encoding="utf-8"))
-    return found
+def step(new_figure: type[Any]) -> Any:
+    """Seconds of a GRPO step, bar by bar."""
+    values = {row["what"]: row["value"] for row in report_in("bench")["grpo_step.py"]["rows"]}
+    figure = new_figure(figsize=(7.2, 2.2), layout="constrained")
+    axes = figure.subplots()
+    shown = [values[what] for what in STEP]
+    bars = axes.barh(list(STEP.values()), shown, height=0.62, color=[NEUTRAL, NEUTRAL, EXACT, "0.8"])
+    axes.bar_label(bars, [f"{value:.2g} s" for value in shown], padding=4)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1.12 * max(shown)), xlabel="seconds a step, less is better")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    return figure
 
 
 def tree(root: str, parents: dict[str, str], depth: int = 0) -> Iterator[tuple[str, int]]:
@@ -482,15 +447,15 @@ def draw(axes: Any, estimate: dict[str, Any], place: float, colour: str, is_fill
 WRITTEN = {
     "configuration.md": lambda: configuration().encode(),
     "commands.md": lambda: commands().encode(),
-    "images/lineage.svg": lineage,
+    "images/lineage.svg": lambda: timeline.svg(lineage),
     "tasks/audit.md": lambda: task_page("audit"),
     "tasks/esi.md": lambda: task_page("esi"),
     "tasks/imaging.md": lambda: task_page("imaging"),
     "hardware.md": lambda: page("hardware", **hardware()).encode(),
     "performance.md": lambda: performance().encode(),
-    "images/step.svg": step,
-    "year.md": lambda: timeline.page(year(), "images/year.svg").encode(),
-    "images/year.svg": lambda: timeline.picture(year()),
+    "images/step.svg": lambda: timeline.svg(step),
+    "year.md": lambda: timeline.page(report_in("year"), "images/year.svg").encode(),
+    "images/year.svg": lambda: timeline.picture(report_in("year")),
 }
 """What is written below docs/, and by which function."""
 

@@ -3,7 +3,7 @@
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,26 @@ def runs(year: Mapping[str, Any], of: Any) -> Iterator[tuple[int, int, Any]]:
         yield held[0], held[-1], value
 
 
-def picture(year: Mapping[str, Any]) -> bytes:
-    """The weeks from left to right as SVG, a lane each for what the page tells. Equal reports give equal bytes."""
+def svg(draw: Callable[[type[Any]], Any], size: float = 10) -> bytes:
+    """The figure that a function makes of matplotlib's `Figure`, as SVG. `size` is that of its text, in points.
+
+    Equal figures give equal bytes.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5}
+    style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": size}
+    out = io.BytesIO()
     with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
-        figure = Figure(figsize=(10.4, sum(LANES.values()) * 0.08 + 0.9))
+        draw(Figure).savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
+
+
+def picture(year: Mapping[str, Any]) -> bytes:
+    """The weeks from left to right as SVG, a lane each for what the page tells."""
+
+    def draw(new_figure: type[Any]) -> Any:
+        figure = new_figure(figsize=(10.4, sum(LANES.values()) * 0.08 + 0.9))
         axes = dict(
             zip(LANES, figure.subplots(len(LANES), 1, sharex=True, height_ratios=[*LANES.values()]), strict=True)
         )
@@ -65,9 +77,9 @@ def picture(year: Mapping[str, Any]) -> bytes:
         _alarms(axes["alarms"], year)
         _events(axes["events"], year)
         figure.text(0.012, 0.965, f"{last} weeks of operation, simulated", size=12, weight="bold")
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
+        return figure
+
+    return svg(draw, 8.5)
 
 
 def _served(lane: Any, year: Mapping[str, Any]) -> None:

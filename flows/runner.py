@@ -16,7 +16,7 @@ from prefect.deployments.runner import DeploymentApplyError
 from prefect.runner import Runner
 
 from clinrl.config.params import load_params
-from clinrl.errors import exit_code_of
+from clinrl.errors import with_exit_code
 from flows import runs
 from flows.serve import deployments
 
@@ -30,7 +30,7 @@ def run() -> None:
 
     SIGINT or SIGTERM ends this process and all runs. Exits as `flows.__main__.main` does.
     """
-    if code := exit_code_of(_sweep):
+    if code := _sweep():
         sys.exit(code)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     served = deployments(load_params())
@@ -44,7 +44,7 @@ def run() -> None:
                     raise
                 print(AWAY, file=sys.stderr)
                 time.sleep(PAUSE_S)
-    sys.exit(exit_code_of(_sweep))  # the runner has killed what it ran
+    sys.exit(_sweep())  # the runner has killed what it ran
 
 
 async def poll(served: Iterable[Any]) -> None:
@@ -81,6 +81,7 @@ def _is_away(error: Exception) -> bool:
     return runs.is_away(error)
 
 
+@with_exit_code
 def _sweep() -> int:
     with runs.prefect_errors(), get_client(sync_client=True) as client:
         runs.sweep(client)

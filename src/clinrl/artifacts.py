@@ -12,12 +12,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from clinrl import paths
 from clinrl.errors import ArtefactError, Busy, ParamsError, Refused, disk_is_full, file_of, number_of
@@ -30,6 +30,8 @@ AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w 
 """How to mend an altered output. DVC never checks read-only objects of its cache, not even altered ones; it checks
 writable objects again."""
 
+
+Record = TypeVar("Record", bound=BaseModel)
 
 _STAGE, _PART = re.compile(r"  (\S+):\n"), re.compile(r"    (\w+):.*\n")
 
@@ -240,23 +242,31 @@ def seal(folder: Path, **fields: Any) -> Manifest:
     return manifest
 
 
+def read_record(path: Path, record: type[Record], missing: Callable[[], str], broken: Callable[[str], str]) -> Record:
+    """The record in a JSON file. Raises ArtefactError for a missing file and for one without such a record.
+
+    `missing` and `broken` give the message, `broken` from the first fault that pydantic finds.
+    """
+    try:
+        return record.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(missing()) from None
+    except ValidationError as error:
+        raise ArtefactError(broken(error.errors()[0]["msg"])) from None
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an artefact folder, whose files are not read. Raises ArtefactError if absent or malformed."""
+
+    def missing() -> str:
+        name, stage = folder.name, _maker(folder)
+        if folder.parent.name == "cases" and not stage:
+            stage = f"dataset@{name}`, or `dvc repro import@{name}` if it is under `imports"
+        makes = f"`dvc repro {stage}`, which makes it" if stage else "`clinrl plan`, which says what is missing"
+        return f"{folder} has no {MANIFEST}; run {makes}"
+
     path = folder / MANIFEST
-    try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        if stage := _maker(folder):
-            raise ArtefactError(f"{folder} has no {MANIFEST}; run `dvc repro {stage}`, which makes it") from None
-        name = folder.name
-        makes = (
-            f"`dvc repro dataset@{name}`, or `dvc repro import@{name}` if it is under `imports`, which makes it"
-            if folder.parent.name == "cases"
-            else "`clinrl plan`, which says what is missing"
-        )
-        raise ArtefactError(f"{folder} has no {MANIFEST}; run {makes}") from None
-    except ValidationError as error:
-        raise ArtefactError(f"{path} is not a manifest: {error.errors()[0]['msg']}; rebuild it") from None
+    return read_record(path, Manifest, missing, lambda why: f"{path} is not a manifest: {why}; rebuild it")
 
 
 def remake(path: Path, stage: str) -> str:

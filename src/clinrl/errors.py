@@ -44,37 +44,49 @@ class Refused(Exception):
     exit_code = 1
 
 
-def exit_code_of(program: Callable[[], int]) -> int:
-    """Run a program and return its exit code, or that of the refusal, interrupt or system error that ended it.
+P = ParamSpec("P")
+
+
+def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
+    """Wrap a program so that it returns its exit code, or that of the refusal, interrupt or system error that ended it.
 
     The reason goes to stderr. If the reader of the output went away, as `head` does, that is no fault, and nothing is
     printed. Every other exception is a fault and is passed on with its traceback.
     """
-    try:
-        return _run_and_flush(program)
-    except Refused as refused:
-        echo(refused)
-        return refused.exit_code
-    except KeyboardInterrupt:
-        echo("interrupted; the same command continues")
-        return 130
-    except BrokenPipeError:
-        unread = [number for number in (1, 2) if _is_unread(number)]
-        if not unread:
-            raise
-        _drop(unread)
-        return UNREAD
-    except Exception as error:
-        if (number := number_of(error)) not in REFUSALS:
-            raise
-        what, do = REFUSALS[number]
-        where = f" at {file}" if (file := file_of(error)) else ""
-        echo(f"{what}{where}: {do} and give the same command again")
+
+    @wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
-            sys.stdout.flush()
-        except OSError:
-            _drop([1])
-        return 1
+            try:
+                return main(*args, **kwargs)
+            finally:
+                if sys.stdout is not None:  # None if the program was started with a closed stdout
+                    sys.stdout.flush()
+        except Refused as refused:
+            echo(refused)
+            return refused.exit_code
+        except KeyboardInterrupt:
+            echo("interrupted; the same command continues")
+            return 130
+        except BrokenPipeError:
+            unread = [number for number in (1, 2) if _is_unread(number)]
+            if not unread:
+                raise
+            _drop(unread)
+            return UNREAD
+        except Exception as error:
+            if (number := number_of(error)) not in REFUSALS:
+                raise
+            what, do = REFUSALS[number]
+            where = f" at {file}" if (file := file_of(error)) else ""
+            echo(f"{what}{where}: {do} and give the same command again")
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _drop([1])
+            return 1
+
+    return run
 
 
 def number_of(error: BaseException) -> int:
@@ -93,27 +105,6 @@ def disk_is_full(error: BaseException, folder: Path) -> bool:
         return number_of(error) in NO_ROOM
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < 1 << 20
-
-
-P = ParamSpec("P")
-
-
-def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
-    """Wrap a program so that it ends as `exit_code_of` describes."""
-
-    @wraps(main)
-    def run(*args: P.args, **kwargs: P.kwargs) -> int:
-        return exit_code_of(lambda: main(*args, **kwargs))
-
-    return run
-
-
-def _run_and_flush(program: Callable[[], int]) -> int:
-    try:
-        return program()
-    finally:
-        if sys.stdout is not None:  # None if the program was started with a closed stdout
-            sys.stdout.flush()
 
 
 def _drop(numbers: Iterable[int]) -> None:

@@ -13,6 +13,7 @@ TRAINING_FILE = "training.json"
 CASES_FILE = "cases.jsonl"
 REFUSED_FILE = "refused.tsv"
 IMPORT_FILE = "import.json"
+"""Counts of the rows of an import's source by what became of them. Only an imported data set has this file."""
 
 
 def _named_in(folder: str, suffix: str = "") -> Callable[[str], Path]:
@@ -58,11 +59,12 @@ attestations = _named_in("data/attestations")
 """Signed statements of others that they rebuilt a version or a merge; in git, one file per key."""
 dossier = _named_in("data/dossiers")
 """The dossier of a version: Markdown, one HTML page, and every number with its source. Git and DVC ignore it."""
-
-
-def import_record(data: str) -> Path:
-    """Counts of the rows of an import's source by what became of them. Only an imported data set has this file."""
-    return cases(data) / IMPORT_FILE
+engine = _named_in(".clinrl/engines", ".json")
+"""The address and the key of the vLLM server of a task's base on this machine; private."""
+engine_adapters = _named_in(".clinrl/engines")
+"""The copies of adapters that the vLLM server of a task's base reads, where it needs copies."""
+watched = _named_in(".clinrl/watched", ".sqlite")
+"""The counts of a registered model's requests and answers; private."""
 
 
 def exports() -> Path:
@@ -93,21 +95,6 @@ def checkpoints(version: str, key: str) -> Path:
 def journal(name: str, key: str) -> Path:
     """A model's answers so far in a running exam; private, keyed by everything that determines the answers."""
     return Path(".clinrl/exams") / f"{name}-{key[:16]}"
-
-
-def engine(task: str) -> Path:
-    """The address and the key of the vLLM server of a task's base on this machine; private."""
-    return Path(".clinrl/engines") / f"{task}.json"
-
-
-def engine_adapters(task: str) -> Path:
-    """The copies of adapters that the vLLM server of a task's base reads, where it needs copies."""
-    return Path(".clinrl/engines") / task
-
-
-def watched(model: str) -> Path:
-    """The counts of a registered model's requests and answers; private."""
-    return Path(".clinrl/watched") / f"{model}.sqlite"
 
 
 def champions() -> Path:

@@ -16,6 +16,7 @@ from clinrl.benchmarks import external
 from clinrl.benchmarks.external import ExternalReport
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, DataError, ParamsError
+from clinrl.evaluation import evaluate
 from clinrl.evaluation.evaluate import grade
 from clinrl.intervals import quadratic_kappa, rate, wilson
 from clinrl.reports.render import render
@@ -195,7 +196,7 @@ def test_whether_the_version_knows_the_exam_is_asked_before_it_answers(project, 
     def refuse(*_):
         raise DataError("they share patients")
 
-    monkeypatch.setattr(external, "check_apart", refuse)
+    monkeypatch.setattr(evaluate, "check_apart", refuse)
     monkeypatch.setattr(external, "answer_exam", lambda *_: pytest.fail("a model was asked"))
     with pytest.raises(DataError, match="they share patients"):
         external.stage(project, "v1")

@@ -82,8 +82,8 @@ MUTANTS = {
     ),
     "a pool": Mutant(
         "clinrl/tasks/esi/cases.py",
-        "if _pool_of_template(group) != pool:",
-        "if _pool_of_template(group) not in (pool, 'exam'):",
+        "if pool_of(group) != pool:",
+        "if pool_of(group) not in (pool, 'exam'):",
         "tests/tasks/test_esi_cases.py::test_pools_share_no_template",
     ),
     "a seed": Mutant(

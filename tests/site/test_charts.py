@@ -40,7 +40,7 @@ def test_an_alarm_stands_at_its_step() -> None:
 def test_a_share_is_drawn_in_per_cent_and_an_interval_around_its_value() -> None:
     found = charts.intervals("t", "u", {"row": [charts.Dot(0.5, 0.4, 0.6, (0.45, 0.55), 0, "says")]})
     assert found is not None
-    ((dot,),) = (row.dots for row in found.rows)
+    ((dot,),) = found.rows.values()
     assert dot.low is not None
     assert dot.high is not None
     assert dot.low < min(dot.seeds) < dot.at < max(dot.seeds) < dot.high

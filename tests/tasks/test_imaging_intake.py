@@ -591,7 +591,7 @@ def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, capl
         )
     for name in ("imaging-train", "imaging-exam"):
         validate.stage(params, name)
-        record = json.loads(paths.import_record(name).read_text())
+        record = json.loads((paths.cases(name) / paths.IMPORT_FILE).read_text())
         proof = json.loads(paths.data_proof(name).read_text())
         assert proof["import"] == record
         assert proof["summary"]["cases"] == record["kept"] > 0

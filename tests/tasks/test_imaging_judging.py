@@ -176,14 +176,6 @@ def test_lessons_take_paraphrases_that_they_know_again():
     assert any(gold.removeprefix("Text 1: ") != said.removeprefix("Text 2: ") for gold, said in texts)
 
 
-def test_lessons_need_reasoning():
-    (case,) = cases(1, 3, pool="base", mix="balanced")
-    assert len(list(lessons("judge", 5, 1, [case]))) == 5
-    silent = case.model_copy(update={"key": case.key.model_copy(update={"reasoning": ()})})
-    with pytest.raises(ValueError, match="got none"):
-        next(lessons("judge", 1, 1, [silent]))
-
-
 def test_denied_is_the_opposite():
     from random import Random
 

@@ -241,7 +241,7 @@ def test_an_import_and_its_proof(project):
     for name in ("mietic-36", "mietic-train", "mimic-mine"):  # one of each source; the use changes no check
         dataset.stage(project, name)
         validate.stage(project, name)
-        record = json.loads(paths.import_record(name).read_text())
+        record = json.loads((paths.cases(name) / paths.IMPORT_FILE).read_text())
         refused = (paths.cases(name) / paths.REFUSED_FILE).read_text().splitlines()
         proof = json.loads(paths.data_proof(name).read_text())
         assert refused[0].split("\t") == ["file", "line", "column", "reason"]
@@ -285,7 +285,7 @@ def test_a_source_without_a_case_is_refused_and_leaves_nothing(project, tmp_path
 
 def test_lost_rows_and_altered_counts_fail_validation(project):
     dataset.stage(project, "mietic-36")
-    path = paths.import_record("mietic-36")
+    path = paths.cases("mietic-36") / paths.IMPORT_FILE
     record = json.loads(path.read_text())
     artifacts.write_json(path, record | {"refused": record["refused"] - 1})
     with pytest.raises(DataError, match=r"import\.json was altered .*dvc repro import@mietic-36"):

@@ -133,7 +133,8 @@ class Monitor:
     def add(self, line: Line) -> list[Alarm]:
         """The alarms that this step raises for the first time, `stop` before `warn`."""
         self._recent.append(line)
-        found = [*self._not_finite(line)]
+        lost = [name for name in NUMBERS if name in line and line[name] is None]
+        found = [_alarm(_RULES.others["not_finite"], "stop", line, None, name) for name in lost]
         for rule in RULES:
             if len(self._recent) >= rule.window:
                 lines = list(self._recent)[-rule.window :]
@@ -150,11 +151,6 @@ class Monitor:
                 self._raised |= {key, (alarm.name, alarm.about, "warn")}  # no warning after a stop
                 new.append(alarm)
         return new
-
-    def _not_finite(self, line: Line) -> Iterable[Alarm]:
-        for name in NUMBERS:
-            if name in line and line[name] is None:
-                yield _alarm(_RULES.others["not_finite"], "stop", line, None, name)
 
     def _entropy(self, line: Line) -> Iterable[Alarm]:
         value = line.get("entropy")

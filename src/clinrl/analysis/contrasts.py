@@ -202,10 +202,13 @@ def _contrasts(
     """All tests of a section, family by family: McNemar's of each compared share, then the tests over all seeds."""
     made = [pair for pair in pairs if pair.first in entries and pair.second in entries]
     found = [
-        _seed_test(pair, versions, test)
+        Contrast(
+            first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
+            difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable(spread_of(test.difference)),
+        )
         for pair in made
         for versions, test in _mcnemar(task, golds, alike, entries[pair.first], entries[pair.second])
-    ]
+    ]  # fmt: skip
     measures = dict.fromkeys([main, *(name for entry in entries.values() for name in entry.qualities), COMMONEST])
     for pair in made:
         mine, theirs = measured[pair.first], measured[pair.second]
@@ -291,10 +294,3 @@ def _mcnemar(
 
 def _of(values: Sequence[Any], k: int) -> Any:
     return values[k % len(values)]
-
-
-def _seed_test(pair: Pair, versions: tuple[str, str], test: Paired) -> Contrast:
-    return Contrast(
-        first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
-        difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable(spread_of(test.difference)),
-    )  # fmt: skip

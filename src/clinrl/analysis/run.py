@@ -76,6 +76,12 @@ class Run:
         )
 
 
+def filled(given: Sequence[Graded], under: Sequence[Graded]) -> list[Graded]:
+    """The answers under an input variant to all cases: a case without the variant keeps its answer as given."""
+    answered = {line.case_id: line for line in under}
+    return [answered.get(line.case_id, line) for line in given]
+
+
 def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
     """The cluster of each case, for intervals; None where cases are independent.
 

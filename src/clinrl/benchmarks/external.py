@@ -6,9 +6,8 @@ test, since their single answers are not known.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -18,19 +17,16 @@ from clinrl.analysis.exam import EvalReport, build, estimates
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, write_json, write_text
 from clinrl.config.params import Params
-from clinrl.data.dataset import manifest_of
-from clinrl.errors import ArtefactError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import open_run
-from clinrl.evaluation.evaluate import answer_exam, check_apart, responses_of
+from clinrl.errors import ParamsError, did_you_mean
+from clinrl.evaluation.evaluate import answer_exam, open_apart, responses_of
 from clinrl.intervals import wilson
-from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import NO_RESPONSES, Published, Responses
 from clinrl.types import Estimate, Strict
 
-POOL = "exam"
+POOL: Final = "exam"
 
 
 class Line(Strict):
@@ -75,20 +71,13 @@ def stage(params: Params, name: str) -> None:
         known = f"{did_you_mean(name, params.external)}, or " if params.external else ""
         do = "describe the cases under `imports` and the exam under `external` (docs/data.md)"
         raise ParamsError(f"params.yaml names no external exam of {name!r}; {known}{do}")
-    data = params.external[name].data
-    model = replace(params.model(name), exam=data, variants=())
     target = paths.external_report(name)
     with exclusive(target):
-        pool = manifest_of(paths.cases(data), model.task).spec["use"]
-        if pool != POOL:
-            raise ArtefactError(f"{paths.cases(data)} is drawn from the {pool} pool; an external exam is {POOL} data")
-        run = open_run(params, model)
-        check_apart(params, run.model, run.cases)
-        run = replace(run, adapter_digest=made_of(model.task, model.folder)["adapter"])
-        judges = Judges(paths.base(model.task.name))
+        run, _ = open_apart(params, name, params.external[name].data, POOL, f"an external exam is {POOL} data")
+        judges = Judges(paths.base(run.task.name))
         run = answer_exam(params, run, judges)
         write_json(target, report_of(run, responses_of(run, judges)).model_dump(mode="json"))
-        write_pages(target, model.task, params.modes)
+        write_pages(target, run.task, params.modes)
 
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:

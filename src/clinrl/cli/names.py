@@ -6,8 +6,10 @@ from clinrl.cli.commands import COMMANDS
 from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean, format_value
 
-BASED = dict.fromkeys(("show", "protocol", "compare", "params", "doctor", "export inspect"), ("BASE",))
-FURTHER_KINDS = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
+FURTHER_KINDS = {
+    "evaluate": ("MERGE", "BASE", "RIVAL"),
+    **dict.fromkeys(("show", "protocol", "compare", "params", "doctor", "export inspect"), ("BASE",)),
+}
 """Kinds of name that a command accepts besides the kind in its usage."""
 
 

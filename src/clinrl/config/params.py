@@ -135,8 +135,7 @@ class Params(Section):
         """The most tokens of an answer at the active scale, as set by the task's base or else by the mode. Raises
         ParamsError for an unknown mode."""
         check_known("params.yaml", mode, self.modes, "a mode")
-        base = self.bases.get(task)
-        own = base and (base.embedded if self.scale == "embedded" else base.full).max_new_tokens
+        own = self.base(task).max_new_tokens if task in self.bases else None
         return own or self.modes[mode].max_new_tokens[self.scale]
 
     def lineage(self, version: str) -> tuple[str, ...]:

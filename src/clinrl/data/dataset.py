@@ -45,24 +45,21 @@ def stage(params: Params, name: str) -> None:
             f"{group}.{name}.task_version is {spec.task_version}, but the task {task.name} is at {task.version}: "
             f"set it to {task.version} (and expect every artefact that grew from the data set to be rebuilt)"
         )
-    target = paths.cases(name)
-    if isinstance(spec, ImportSpec):
-        with artifacts.exclusive(target):
-            _import(spec, name, task)
-        return
-    with artifacts.exclusive(target), artifacts.staged(target) as folder:
-        written = 0
-        with (folder / paths.CASES_FILE).open("w", encoding="utf-8") as stream, progress(name, spec.cases) as advance:
-            for case in draw(spec):
-                stream.write(artifacts.canonical_json(case.model_dump(mode="json")) + "\n")
-                written += 1
-                advance()
-        if written != spec.cases:
-            raise DataError(
-                f"datasets.{name}: the pool {spec.use} of {task.name} gave {written:,} distinct cases, "
-                f"not the {spec.cases:,} asked for; ask for fewer"
-            )
-        _seal(folder, name, task, spec, inputs={})
+    with artifacts.exclusive(paths.cases(name)), artifacts.staged(paths.cases(name)) as folder:
+        inputs = {}
+        if isinstance(spec, ImportSpec):
+            inputs = _import(folder, spec, name, task)
+        else:
+            _draw(folder, spec, name)
+        artifacts.seal(
+            folder,
+            kind="cases",
+            name=name,
+            task=task.name,
+            task_version=task.version,
+            spec=spec.model_dump(mode="json", exclude_defaults=True),  # so a new option changes no spec without it
+            inputs=inputs,
+        )
 
 
 def draw(spec: DatasetSpec) -> Iterator[Case]:
@@ -91,19 +88,23 @@ def drawn_again(params: Params, name: str, task: Task) -> Iterable[Case]:
     return draw(params.datasets[name]) if name in params.datasets else read_cases(paths.cases(name), task)
 
 
-def _seal(folder: Path, name: str, task: Task, spec: DatasetSpec | ImportSpec, inputs: dict[str, str]) -> None:
-    artifacts.seal(
-        folder,
-        kind="cases",
-        name=name,
-        task=task.name,
-        task_version=task.version,
-        spec=spec.model_dump(mode="json", exclude_defaults=True),  # so a new option changes no spec without it
-        inputs=inputs,
-    )
+def _draw(folder: Path, spec: DatasetSpec, name: str) -> None:
+    """Write the file of a drawn data set."""
+    written = 0
+    with (folder / paths.CASES_FILE).open("w", encoding="utf-8") as stream, progress(name, spec.cases) as advance:
+        for case in draw(spec):
+            stream.write(artifacts.canonical_json(case.model_dump(mode="json")) + "\n")
+            written += 1
+            advance()
+    if written != spec.cases:
+        raise DataError(
+            f"datasets.{name}: the pool {spec.use} of {spec.task} gave {written:,} distinct cases, "
+            f"not the {spec.cases:,} asked for; ask for fewer"
+        )
 
 
-def _import(spec: ImportSpec, name: str, task: Task) -> None:
+def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, str]:
+    """Write the files of an imported data set. Returns the digests of the files that it was read from."""
     source = task.recognise(Path(spec.source))
     if spec.use not in source.uses:
         raise DataError(
@@ -112,27 +113,25 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
         )
     apart = task.recognise(Path(spec.without)) if spec.without else None
     files = {**source.files, **({f"without/{file}": path for file, path in apart.files.items()} if apart else {})}
-    with artifacts.staged(paths.cases(name)) as folder:
-        with (
-            (folder / paths.CASES_FILE).open("w", encoding="utf-8") as cases,
-            (folder / paths.REFUSED_FILE).open("w", encoding="utf-8") as refused,
-            progress(name, source.lines) as advance,
-        ):
-            refused.write("\t".join(COLUMNS) + "\n")
-            intake, shown = Intake(refused, without=identities(apart) if apart else frozenset()), 0
-            for line in source.cases(spec.use, intake):
-                cases.write(line + "\n")
-                if intake.kept % TICK_ROWS == 0:
-                    advance(intake.read - shown)
-                    shown = intake.read
-        if not intake.kept:
-            raise DataError(
-                f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
-                f"{_reasons(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
-            )
-        artifacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
-        inputs = {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
-        _seal(folder, name, task, spec, inputs)
+    with (
+        (folder / paths.CASES_FILE).open("w", encoding="utf-8") as cases,
+        (folder / paths.REFUSED_FILE).open("w", encoding="utf-8") as refused,
+        progress(name, source.lines) as advance,
+    ):
+        refused.write("\t".join(COLUMNS) + "\n")
+        intake, shown = Intake(refused, without=identities(apart) if apart else frozenset()), 0
+        for line in source.cases(spec.use, intake):
+            cases.write(line + "\n")
+            if intake.kept % TICK_ROWS == 0:
+                advance(intake.read - shown)
+                shown = intake.read
+    if not intake.kept:
+        raise DataError(
+            f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
+            f"{_reasons(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
+        )
+    artifacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
+    return {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
 
 
 def _reasons(intake: Intake) -> str:

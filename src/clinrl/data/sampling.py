@@ -139,12 +139,8 @@ def omitted(case: Case, omit: Mapping[str, float], seed: int) -> frozenset[str]:
     A hash of seed, rule and case id decides, so that a case is taught in the same way in every epoch and process, and
     rules are independent of each other.
     """
-    return frozenset(rule for rule, share in omit.items() if _unit(f"{seed}:{rule}:{case.id}") < share)
-
-
-def _unit(text: str) -> float:
-    """A number in [0, 1) that depends only on the text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
+    drawn = {rule: hashlib.sha256(f"{seed}:{rule}:{case.id}".encode()).digest()[:7] for rule in omit}
+    return frozenset(rule for rule, share in omit.items() if int.from_bytes(drawn[rule]) / 2**56 < share)
 
 
 def _limit(cap: float, total: int) -> int:

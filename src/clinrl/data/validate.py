@@ -120,7 +120,11 @@ def examine(
     imported = is_import(path.parent)
     intake = _intake(name, manifest) if imported else {}
     size = int(intake["kept"] if imported else manifest.spec["cases"])
-    suites = {"rows": row_suite(task, imported=imported), "summary": summary_suite(task, size, imported=imported)}
+    all_here = expect("ExpectColumnValuesToBeInSet", "cases", on="summary", value_set=[size])
+    suites = {
+        "rows": row_suite(task, imported=imported),
+        "summary": [*_of(task, "summary", imported), all_here],
+    }
     tallies = {on: [Tally(rule, withheld=imported) for rule in suite] for on, suite in suites.items()}
     check = checker(suites, withheld=imported)
     counts: Counter[str] = Counter()
@@ -163,7 +167,7 @@ def examine(
 
 def _intake(name: str, manifest: Manifest) -> dict[str, Any]:
     """The record of an import. Raises DataError if it was altered, or if its counts do not add up."""
-    path = paths.import_record(name)
+    path = paths.cases(name) / paths.IMPORT_FILE
     if artifacts.sha256_file(path) != manifest.files.get(path.name):
         raise DataError(f"{path} was altered after it was written; {rebuild(path.parent)}")
     intake: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -194,16 +198,9 @@ def _computed(task: Task, name: str) -> str:
 
 
 def _of(task: Task, on: str, imported: bool) -> list[Expect]:
+    """The task's own expectations of the rows, or of the table of shares."""
     kinds = ("all", "imported" if imported else "drawn")
     return [rule for rule in task.checks.expectations if rule.on == on and rule.of in kinds]
-
-
-def summary_suite(task: Task, size: int, *, imported: bool = False) -> list[Expect]:
-    """The expectations of the table of shares: the task's rules, and `size` cases."""
-    return [
-        *_of(task, "summary", imported),
-        expect("ExpectColumnValuesToBeInSet", "cases", on="summary", value_set=[size]),
-    ]
 
 
 def columns(

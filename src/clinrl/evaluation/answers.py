@@ -1,17 +1,15 @@
 """Reads and checks the answers and reports of earlier exams."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.analysis.paired import Answers, comparable
-from clinrl.analysis.run import Run
-from clinrl.artifacts import remake, verified
+from clinrl.analysis.run import Run, filled
+from clinrl.artifacts import read_record, remake, verified
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
@@ -81,12 +79,12 @@ def decoding(params: Params, mode: str, task: str) -> dict[str, Any]:
 def load_report(name: str, mode: str) -> EvalReport:
     """A written report. Raises ArtefactError if there is none."""
     path = paths.report(name) / f"{mode}.json"
-    try:
-        return EvalReport.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist: {remake(path, f'evaluate@{name}')}") from None
-    except ValidationError:
-        raise ArtefactError(f"{path} is no report; restore it with `git checkout {path}`") from None
+    return read_record(
+        path,
+        EvalReport,
+        missing=lambda: f"{path} does not exist: {remake(path, f'evaluate@{name}')}",
+        broken=lambda _: f"{path} is no report; restore it with `git checkout {path}`",
+    )
 
 
 def load_answers(run: Run, mode: str, name: str, folder: Path | None = None) -> Answers:
@@ -146,16 +144,15 @@ def check_answers(task: Task, cases: Sequence[Case], lines: Sequence[Graded], pa
 def load_parent(run: Run, mode: str) -> Answers | None:
     """The answers of the parent of a run's model, with those under input variants if there are any; None for a base.
 
-    Raises ArtefactError for the same reasons as `load_answers` and `load_variant`.
+    Raises ArtefactError for the same reasons as `load_graded` and `load_variants`.
     """
     if run.model.parent is None:
         return None
     folder = paths.graded(run.model.parent)
     found, given = load_graded(run, mode, run.model.parent)
-    files = {variant: folder / f"{mode}.{variant}.jsonl" for variant in run.task.reporting.variants}
-    existing = {variant: path for variant, path in files.items() if path.exists()}
-    under = {variant: load_variant(run, given, variant, path) for variant, path in existing.items()}
-    return replace(found, under={variant: [line.answer for line in lines] for variant, lines in under.items()})
+    under = load_variants(run, mode, folder, run.task.reporting.variants)
+    whole = {variant: filled(given, lines) for variant, lines in under.items()}
+    return replace(found, under={variant: [line.answer for line in lines] for variant, lines in whole.items()})
 
 
 def read_graded(path: Path) -> list[Graded]:
@@ -164,19 +161,23 @@ def read_graded(path: Path) -> list[Graded]:
         return [Graded.model_validate_json(line) for line in stream]
 
 
-def load_variant(run: Run, given: Sequence[Graded], variant: str, path: Path) -> list[Graded]:
-    """The graded answers under an input variant, from a file; those of `given` for cases without the variant.
+def load_variants(run: Run, mode: str, folder: Path, variants: Iterable[str]) -> dict[str, list[Graded]]:
+    """The graded answers of a mode under each input variant that has a file in a folder, for the cases that have it.
 
-    Raises ArtefactError if the file does not answer the cases that have the variant.
+    Raises ArtefactError if a file does not answer these cases.
     """
-    answered = {line.case_id: line for line in read_graded(path)}
-    shown = [case for case in run.cases if run.task.reporting.variants[variant](case) is not None]
-    if set(answered) != {case.id for case in shown}:
-        raise ArtefactError(
-            f"{path} does not answer the cases of this exam that have the variant {variant}; evaluate again"
-        )
-    check_answers(run.task, shown, [answered[case.id] for case in shown], path)
-    return [answered.get(case.id, line) for case, line in zip(run.cases, given, strict=True)]
+    files = {variant: folder / f"{mode}.{variant}.jsonl" for variant in variants}
+    found = {variant: read_graded(path) for variant, path in files.items() if path.exists()}
+    for variant, lines in found.items():
+        answered = {line.case_id: line for line in lines}
+        shown = [case for case in run.cases if run.task.reporting.variants[variant](case) is not None]
+        if set(answered) != {case.id for case in shown}:
+            raise ArtefactError(
+                f"{files[variant]} does not answer the cases of this exam that have the variant {variant}; evaluate "
+                "again"
+            )
+        check_answers(run.task, shown, [answered[case.id] for case in shown], files[variant])
+    return found
 
 
 def rows_of(run: Run, parent: Answers) -> dict[str, Estimates]:

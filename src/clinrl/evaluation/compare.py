@@ -21,7 +21,7 @@ from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, sha256_file, staged, write_json, write_text
 from clinrl.config.comparisons import BASE
 from clinrl.data.dataset import drawn_again
-from clinrl.errors import ArtefactError, ParamsError, did_you_mean
+from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.answers import load_report, open_run
 from clinrl.evaluation.preregistration import registered
 from clinrl.evaluation.record import Record, answers_of, load_record
@@ -54,12 +54,10 @@ class Member:
 def stage(params: "Params", name: str) -> None:
     """Write data/reports/comparisons/<name>.json, .md and .png, and the full tables, <name>/tables.md.
 
-    Raises ParamsError for an unknown name, or for published figures of a part that the exam does not have,
+    Raises ParamsError for published figures of a part that the exam does not have,
     ArtefactError if graded answers or reports are missing, altered, or of another exam, or if the primary measure was
     not registered or has changed since, and Busy if another command writes the same comparison.
     """
-    if name not in params.comparisons:
-        raise ParamsError(f"params.yaml has no comparison {name!r}; {did_you_mean(name, params.comparisons)}")
     target = paths.comparison_report(name)
     with exclusive(target):
         spec = params.comparisons[name]

@@ -9,23 +9,19 @@ next version, which trains on the findings.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
+from clinrl.artifacts import exclusive, identity, read_manifest, read_record, verified, write_json, write_text
 from clinrl.config.params import Params
-from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import open_run
-from clinrl.evaluation.evaluate import answer_exam, check_apart, keep
+from clinrl.evaluation.evaluate import answer_exam, keep, open_apart
 from clinrl.intervals import DIGITS, mean, rate
-from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
@@ -33,7 +29,7 @@ from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case, Estimate, Graded, Strict, last_turn
 
-POOL = "mine"
+POOL: Final = "mine"
 MAX_WORST = 8
 """The number of transcripts that the page shows, the costliest first."""
 MAX_GROUPS = 10
@@ -117,24 +113,13 @@ def stage(params: Params, name: str) -> None:
     """
     if name not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of {name!r}; {did_you_mean(name, params.mining)}")
-    data = params.mining[name].data
-    model = replace(params.model(name), exam=data, variants=())
     with exclusive(paths.mined(name)):
-        pool = manifest_of(paths.cases(data), model.task).spec["use"]
-        if pool != POOL:
-            raise ArtefactError(
-                f"{paths.cases(data)} is drawn from the {pool} pool; errors are mined on the {POOL} pool"
-            )
-        run = open_run(params, model)
-        check_apart(params, run.model, run.cases)
-        inputs = made_of(model.task, model.folder)
-        run = replace(run, adapter_digest=inputs["adapter"])
-        run = answer_exam(params, run, Judges(paths.base(model.task.name)))
-        inputs = inputs | {"data": run.exam_digest}
-        keep(paths.mined(name), run, inputs)
+        run, inputs = open_apart(params, name, params.mining[name].data, POOL, f"errors are mined on the {POOL} pool")
+        run = answer_exam(params, run, Judges(paths.base(run.task.name)))
+        keep(paths.mined(name), run, inputs | {"data": run.exam_digest})
         target = paths.mine_report(name)
         write_json(target, report_of(run).model_dump(mode="json"))
-        write_pages(target, model.task, params.modes)
+        write_pages(target, run.task, params.modes)
 
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
@@ -189,12 +174,12 @@ def read_report(params: Params, version: str) -> MineReport:
     if not paths.adapter(version).exists():
         raise ArtefactError(f"{paths.adapter(version)} is not here; {again}, which makes it, or `dvc checkout`")
     path, data = paths.mine_report(version), params.mining[version].data
-    try:
-        report = MineReport.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist: {again}") from None
-    except ValidationError:
-        raise ArtefactError(f"{path} is no mining report: {again}") from None
+    report = read_record(
+        path,
+        MineReport,
+        missing=lambda: f"{path} does not exist: {again}",
+        broken=lambda _: f"{path} is no mining report: {again}",
+    )
     if (report.name, report.adapter_digest) != (version, identity(verified(paths.adapter(version)))):
         raise ArtefactError(f"{path} is about another adapter than {version} now is: {again}")
     cases = read_manifest(paths.cases(data))

@@ -26,7 +26,8 @@ from clinrl.artifacts import canonical_json, exclusive, seal, staged, write_json
 from clinrl.config.bases import EmbeddedBase
 from clinrl.config.model import Model
 from clinrl.config.params import Params
-from clinrl.data.dataset import corpora, read_cases
+from clinrl.data.dataset import corpora, manifest_of, read_cases
+from clinrl.errors import ArtefactError
 from clinrl.evaluation import rival
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -54,7 +55,7 @@ from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import NO_RESPONSES, Responses
-from clinrl.types import Case, Graded, Transcript
+from clinrl.types import Case, Graded, Pool, Transcript
 
 
 def stage(params: Params, name: str) -> None:
@@ -124,6 +125,22 @@ def check_apart(params: Params, model: Model, cases: Sequence[Case]) -> None:
     trained = dict.fromkeys(params.versions[version].data for version in ancestors)
     training = ((data, read_cases(paths.cases(data), model.task)) for data in trained if data in params.imports)
     importing.check_apart(training, model.exam, cases)
+
+
+def open_apart(params: Params, name: str, data: str, pool: Pool, use: str) -> tuple[Run, dict[str, str]]:
+    """The run of a version on a data set other than its exam, and the digests of what the version is made of.
+
+    Raises ArtefactError if an input is missing or altered, or if the data set is not of the pool (`use` ends that
+    message), and DataError if the version was trained on patients or texts of the data set.
+    """
+    model = replace(params.model(name), exam=data, variants=())
+    drawn = manifest_of(paths.cases(data), model.task).spec["use"]
+    if drawn != pool:
+        raise ArtefactError(f"{paths.cases(data)} is drawn from the {drawn} pool; {use}")
+    run = open_run(params, model)
+    check_apart(params, model, run.cases)
+    inputs = made_of(model.task, model.folder)
+    return replace(run, adapter_digest=inputs["adapter"]), inputs
 
 
 def seen_by(params: Params, run: Run) -> Estimates:

@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from clinrl import paths
 from clinrl.analysis.preregistration import DECIMALS, Registration, changes, metric_digest, rule_digest
+from clinrl.analysis.retraining import most_discordant
 from clinrl.analysis.run import Run
-from clinrl.artifacts import digest
+from clinrl.artifacts import digest, read_record
 from clinrl.config.comparisons import Primary, check_design_effect
 from clinrl.config.params import Params
 from clinrl.config.recipes import recipe_of
@@ -101,7 +102,7 @@ def discordant_shares(params: Params, name: str) -> dict[str, float]:
             f"{path} does not say how often {parent} errs in each mode of comparisons.{name}.primary; run `dvc repro "
             f"mine@{parent}`, or give `discordant`"
         ) from None
-    return {mode: max(primary.effect / 100, round(2 * w * (1 - w), DECIMALS)) for mode, w in shares.items()}
+    return {mode: max(primary.effect / 100, round(most_discordant(w), DECIMALS)) for mode, w in shares.items()}
 
 
 def registered(params: Params, name: str, run: Run) -> Registration:
@@ -110,17 +111,15 @@ def registered(params: Params, name: str, run: Run) -> Registration:
     Raises ArtefactError if there is none, or if the plan differs; it then names the differences.
     """
     path = paths.preregistration(name)
-    try:
-        found = Registration.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(
+    found = read_record(
+        path,
+        Registration,
+        missing=lambda: (
             f"{path} does not exist, so comparisons.{name}.primary was not registered; run `clinrl preregister {name}` "
             "before the runs, or with --retrospective after them"
-        ) from None
-    except ValidationError as error:
-        raise ArtefactError(
-            f"{path} is no registration: {error.errors()[0]['msg']}; restore it with `git checkout {path}`"
-        ) from None
+        ),
+        broken=lambda why: f"{path} is no registration: {why}; restore it with `git checkout {path}`",
+    )
     primary = primary_of(params, name)
     # Shares from an error analysis are taken as registered: the analysis may have been repeated since.
     assumed = {mode: found.discordant.get(mode, 1.0) for mode in primary.modes}

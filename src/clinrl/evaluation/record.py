@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport, share
 from clinrl.analysis.paired import Answers, comparable
-from clinrl.analysis.run import Run
-from clinrl.artifacts import canonical_json, md5, remake, write_text
+from clinrl.analysis.run import Run, filled
+from clinrl.artifacts import canonical_json, md5, read_record, remake, write_text
 from clinrl.errors import ArtefactError
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.tasks.importing import is_imported
@@ -59,9 +59,7 @@ def record_of(run: Run) -> Record:
         lines = run.graded[mode]
         given[mode] = _given(run.task, run.cases, lines, run.model.variant)
         for variant, some in run.variants(mode).items():
-            under = {line.case_id: line for line in some}
-            all_of = [under.get(case.id, line) for case, line in zip(run.cases, lines, strict=True)]
-            given[f"{mode}.{variant}"] = _given(run.task, run.cases, all_of, variant)
+            given[f"{mode}.{variant}"] = _given(run.task, run.cases, filled(lines, some), variant)
     modes = {mode: dict(spec) for mode, spec in run.modes.items()}
     return Record(
         name=run.model.name,
@@ -90,13 +88,12 @@ def load_record(run: Run, name: str, stage: str = "evaluate") -> Record:
     Raises ArtefactError if it is missing or does not answer each case.
     """
     path, stage = paths.exam_record(run.task.name, name), f"{stage}@{name}"
-    try:
-        found = Record.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist: {remake(path, stage)}") from None
-    except ValidationError:
-        advice = f"restore it from git, or {remake(path, stage)}"
-        raise ArtefactError(f"{path} holds no answers to an exam; {advice}") from None
+    found = read_record(
+        path,
+        Record,
+        missing=lambda: f"{path} does not exist: {remake(path, stage)}",
+        broken=lambda _: f"{path} holds no answers to an exam; restore it from git, or {remake(path, stage)}",
+    )
     if any(len(given.answers) != len(run.cases) for given in found.given.values()):
         what = f"does not answer the {len(run.cases):,} cases of {run.model.exam}"
         raise ArtefactError(f"{path} {what}; {remake(path, stage)}")

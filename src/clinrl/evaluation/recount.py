@@ -27,15 +27,13 @@ from clinrl.evaluation.answers import (
     load_graded,
     load_parent,
     load_report,
-    load_variant,
+    load_variants,
     open_run,
-    read_graded,
     rows_of,
 )
 from clinrl.evaluation.evaluate import grade, seen_by
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
-from clinrl.types import Graded
 
 TOLERANCE = 1e-6
 """Bootstrap intervals may differ in their last digits on another machine; no page shows a difference as small."""
@@ -57,7 +55,9 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
         given, lines = load_graded(run, mode, name)
         answers[mode] = given.answers
         report = load_report(name, mode)
-        read = replace(run, adapter_digest=report.adapter_digest, graded=_graded(run, mode, lines))
+        under = load_variants(run, mode, folder, run.model.variants)
+        graded = {mode: lines} | {f"{mode}.{variant}": some for variant, some in under.items()}
+        read = replace(run, adapter_digest=report.adapter_digest, graded=graded)
         _check_scores(read, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
             raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
@@ -91,18 +91,6 @@ def _check_scores(run: Run, mode: str, path: Path) -> None:
             raise ArtefactError(
                 f"{path} line {number} has another score than its transcript earns; {_again(model.name)}"
             )
-
-
-def _graded(run: Run, mode: str, lines: list[Graded]) -> dict[str, list[Graded]]:
-    """The graded answers of a mode, and those under input variants, by the names of their files."""
-    folder = paths.graded(run.model.name)
-    graded = {mode: lines}
-    for variant in run.model.variants:
-        path = folder / f"{mode}.{variant}.jsonl"
-        if path.exists():
-            load_variant(run, lines, variant, path)  # refuses answers to other cases
-            graded[f"{mode}.{variant}"] = read_graded(path)
-    return graded
 
 
 def _count(run: Run, mode: str, seen: Estimates) -> dict[str, Any]:

@@ -98,20 +98,13 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of a picture of intervals."""
-
-    name: str
-    dots: tuple[Dot, ...]
-
-
-@dataclass(frozen=True)
 class Intervals:
     """Rows of dots with intervals over one axis."""
 
     title: str
     unit: str
-    rows: tuple[Row, ...]
+    rows: Mapping[str, Sequence[Dot]]
+    """The dots of each row, by its name."""
     ticks: tuple[Tick, ...]
     label: int
     """Width of the column of names."""
@@ -224,6 +217,6 @@ def intervals(title: str, unit: str, rows: Mapping[str, Sequence[Dot]], *, share
     def at(value: float) -> float:
         return place(factor * value, axis, label + 8, width - 14)
 
-    drawn = [Row(name, tuple(dot.placed(at) for dot in found)) for name, found in rows.items()]
+    drawn = {name: [dot.placed(at) for dot in found] for name, found in rows.items()}
     shown = tuple(Tick(place(value, axis, label + 8, width - 14), f"{value:g}") for value in ticks(*axis))
-    return Intervals(title, unit, tuple(drawn), shown, label, width)
+    return Intervals(title, unit, drawn, shown, label, width)

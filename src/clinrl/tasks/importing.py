@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -89,6 +90,7 @@ _INVISIBLE = re.compile(INVISIBLE_CHARACTERS)
 _IDENTIFIERS = [(kind, re.compile(shape)) for kind, shape in IDENTIFIERS_OF_IMPORTS.items()]
 _WORD = re.compile(r"\w+")
 _Named = TypeVar("_Named", str, bytes)
+_Read = TypeVar("_Read")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -181,21 +183,17 @@ class Taken:
     """The label in `key`, under any name."""
 
 
-def find_contested(rows: Iterable[Row], claim: Callable[[Fields], tuple[_Named, Any]]) -> frozenset[_Named]:
-    """The things that two rows label differently: both rows are refused, since either may be wrong.
-
-    `claim` returns the thing that a row labels, and the label, or raises Unclear if the row is refused anyway.
-    """
-    labels: dict[_Named, Any] = {}
-    found = set()
+def readable(rows: Iterable[Row], read: Callable[[Fields], _Read]) -> Iterator[_Read]:
+    """The result of `read` for each row, without the rows for which it raises Unclear: these are refused later."""
     for _, row in rows:
-        try:
-            named, label = claim(fields_of(row))
-        except Unclear:
-            continue
-        if labels.setdefault(named, label) != label:
-            found.add(named)
-    return frozenset(found)
+        with suppress(Unclear):
+            yield read(fields_of(row))
+
+
+def find_contested(claims: Iterable[tuple[_Named, Any]]) -> frozenset[_Named]:
+    """The things that two claims label differently: the rows of both are refused, since either may be wrong."""
+    labels: dict[_Named, Any] = {}
+    return frozenset(named for named, label in claims if labels.setdefault(named, label) != label)
 
 
 def sift(
@@ -214,7 +212,8 @@ def sift(
     is in two pools of one source.
     """
     earlier: set[str] = set()
-    disputed = find_contested(rows(), lambda fields: _narrative_and_label(take(fields, earlier)))
+    sound = readable(rows(), lambda fields: take(fields, earlier))
+    disputed = find_contested((fingerprint(plain_text(taken.facts)), taken.label) for taken in sound)
     earlier.clear()
     seen: set[bytes] = set()
     for line, row in rows():
@@ -239,10 +238,6 @@ def sift(
         yield case_line(task, f"{use}{MARK}{taken.pseudonym}", taken.facts, taken.key)
 
 
-def _narrative_and_label(taken: Taken) -> tuple[bytes, Any]:
-    return fingerprint(plain_text(taken.facts)), taken.label
-
-
 def identities(source: Source) -> frozenset[str | bytes]:
     """The pseudonyms of a source's patients and the fingerprints of its narratives, in all pools."""
     found: set[str | bytes] = set()
@@ -250,8 +245,13 @@ def identities(source: Source) -> frozenset[str | bytes]:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             for line in source.cases(use, Intake(nowhere)):
                 case = json.loads(line)
-                found |= {case["group"].partition(MARK)[2], fingerprint(plain_text(case["facts"]))}
+                found |= _marks(case["group"], case["facts"])
     return frozenset(found)
+
+
+def _marks(group: str, facts: Mapping[str, Any]) -> set[str | bytes]:
+    """The pseudonym of an imported case's patient, and the fingerprint of its narrative."""
+    return {group.partition(MARK)[2], fingerprint(plain_text(facts))}
 
 
 def case_line(task: str, group: str, facts: Mapping[str, Any], key: Mapping[str, Any]) -> str:
@@ -339,18 +339,9 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
 
     Drawn cases are in pools that share no template, so only imported ones are compared.
     """
-    people, texts = set(), set()
-    for case in filter(is_imported, cases):
-        people.add(case.group.partition(MARK)[2])
-        texts.add(fingerprint(plain_text(dict(case.facts))))
-    if not people:
-        return
-    for name, others in training:
-        shared = sum(
-            case.group.partition(MARK)[2] in people or fingerprint(plain_text(dict(case.facts))) in texts
-            for case in others
-            if is_imported(case)
-        )
+    asked = {mark for case in filter(is_imported, cases) for mark in _marks(case.group, dict(case.facts))}
+    for name, others in training if asked else ():
+        shared = sum(not asked.isdisjoint(_marks(case.group, dict(case.facts))) for case in filter(is_imported, others))
         if shared:
             raise DataError(
                 f"{paths.cases(name)} and the exam {exam} share patients or narratives ({shared:,} training rows); "

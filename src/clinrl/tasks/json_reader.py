@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from clinrl.errors import DataError
-from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, Table, open_bytes, open_table, reading
+from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, open_bytes, open_table, reading
 from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
@@ -26,11 +26,11 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True)
 class Records:
-    """A JSON file whose form is known and whose first record was read: the counterpart of a `Table`."""
+    """A file whose form is known and whose first record, or header, was read."""
 
     path: Path
     columns: tuple[str, ...]
-    """Names of the fields of the first record."""
+    """Names of the fields of the first record, or those in the header."""
     lines: int
     """An upper bound on the number of records."""
     rows: Callable[[], Iterator[Row]]
@@ -53,7 +53,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("too deep") from None
 
 
-def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | Table | None:
+def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | None:
     """The records of a file; None if `wanted` is false of the names of their fields.
 
     Raises DataError if the file is missing or damaged.
@@ -65,7 +65,7 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
     opening = first.lstrip()[:1]
     if opening not in (b"{", b"["):
         table = open_table(path)
-        return table if wanted(table.columns) else None
+        return Records(path, table.columns, table.lines, table.rows) if wanted(table.columns) else None
     record = _line(first)
     if isinstance(record, Mapping) and not any(
         isinstance(value, list) and _objects(value) for value in record.values()
@@ -89,7 +89,8 @@ def _lines(path: Path) -> Iterator[Row]:
         while line := raw.readline(MAX_ROW_BYTES):
             number += 1
             if len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
-                _skip_line(raw)
+                while (rest := raw.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
+                    pass
                 yield number, Unclear(WHOLE, f"is longer than {MAX_ROW_BYTES:,} bytes")
                 continue
             line = _without_mark(line) if number == 1 else line
@@ -111,11 +112,6 @@ def _fields(value: Any) -> Fields | Unclear:
     if isinstance(value, Mapping | Unclear):
         return value
     return Unclear(WHOLE, "names a field twice" if value is TWICE else "is no JSON object")
-
-
-def _skip_line(raw: BinaryIO) -> None:
-    while (rest := raw.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
-        pass
 
 
 def _count(path: Path) -> int:

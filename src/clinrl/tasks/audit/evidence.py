@@ -17,7 +17,6 @@ MAX_WORDS: Final = 8
 MAX_BEYOND: Final = 2
 """Most true values besides those that decide."""
 
-_FALLACIES: Final = frozenset(FALLACY_NAMES)
 _VALUE: Final = re.compile(r"[+-]?[0-9]{1,4}|none")
 _SEPARATORS: Final = re.compile(r"[\s;,:.]+")
 
@@ -46,7 +45,7 @@ def read(reason: str) -> Reason:
     for token in _SEPARATORS.split(reason.lower().replace("\u2212", "-").replace("stage iv", "stage_iv")):
         if not token:
             continue
-        if token in _FALLACIES:
+        if token in FALLACY_NAMES:
             fallacies.append(token)
         elif _VALUE.fullmatch(token) and name in _NAMES:
             claims.add((name, token))

@@ -79,11 +79,12 @@ specificity = _share(attrgetter("approved"), attrgetter("clean"))
 """Share of the clean proposals that are approved; undecided ones are not."""
 
 
+precision = _share(attrgetter("hits"), attrgetter("flags"))
+"""Share of the flags that are on an error of their type."""
+
+
 def f_beta(counts: Counts) -> float:
-    found = [(tally(*audit), n) for audit, n in counts.items()]
-    hits = sum(n * one.hits for one, n in found)
-    flags, errors = sum(n * one.flags for one, n in found), sum(n * one.errors for one, n in found)
-    return f_of(hits / flags, hits / errors, BETA) if hits else 0.0
+    return f_of(precision(counts), sensitivity(counts), BETA)
 
 
 def balanced_accuracy(counts: Counts) -> float:

@@ -27,7 +27,6 @@ class _Phrases(Strict):
 _PHRASES: Final = read_table(__file__, _Phrases)
 FALLACIES: Final = _PHRASES.fallacies
 """The wordings of each fallacy, by rule, name and action."""
-CONCLUSIONS: Final = _PHRASES.conclusions
 CITATIONS: Final = _PHRASES.citations
 FALLACY_NAMES: Final[tuple[str, ...]] = tuple(name for named in FALLACIES.values() for name in named)
 
@@ -50,7 +49,7 @@ _ARGUMENTS: Final[Mapping[str, Argument]] = {
 
 def argue(rng: Random, rule: ErrorType, fallacy: str, action: Action) -> str:
     """The Actor's text. Raises KeyError for a fallacy that is not one of the rule's."""
-    return f"{rng.choice(FALLACIES[rule][fallacy][action])} {rng.choice(CONCLUSIONS[action])}"
+    return f"{rng.choice(FALLACIES[rule][fallacy][action])} {rng.choice(_PHRASES.conclusions[action])}"
 
 
 def find_argument(text: str) -> Argument | None:

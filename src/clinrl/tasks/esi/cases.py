@@ -104,6 +104,7 @@ DENIED_FOR_THE_SILENT: tuple[Finding, ...] = (
 )  # fmt: skip
 
 
+@lru_cache(1 << 17)  # more than there are templates
 def pool_of(group: str) -> Pool:
     """The pool of a template, from the hash of its name: the same for any seed, data set and machine.
 
@@ -113,9 +114,6 @@ def pool_of(group: str) -> Pool:
         return named
     pool = pool_by_hash(group)
     return "base" if pool == "train" and group.split("/")[0] in HELD_OUT else pool
-
-
-_pool_of_template = cache(pool_of)  # the number of templates is fixed, so the cache is bounded
 
 
 def cases(
@@ -170,7 +168,7 @@ def _draw(rng: Random, level: int, cells: Mapping[str, float], pool: Pool, editi
     complaint = rng.choice(_fitting(cell))
     opening, order = rng.randrange(len(OPENINGS)), rng.randrange(len(ORDERS))
     group = f"{complaint.id}/{cell}/{opening}{ORDERS[order]}"
-    if _pool_of_template(group) != pool:
+    if pool_of(group) != pool:
         return None
     patient, denied = _patient(rng, complaint, cell)
     aimed = decide(patient)

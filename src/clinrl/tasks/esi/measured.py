@@ -80,45 +80,45 @@ def vital(text: str, name: str, column: str) -> int | None:
 
 
 @lru_cache(_CACHED)
-def temperature_c(text: str, column: str = "temperature") -> float | None:
+def temperature_c(text: str) -> float | None:
     """A temperature in °C with one decimal, from °C or °F, within `BOUNDS`."""
-    value = number(text, column)
+    value = number(text, "temperature")
     if value is None:
         return None
     if FAHRENHEIT[0] <= value <= FAHRENHEIT[1]:
         value = (value - 32) * 5 / 9
     elif not CELSIUS[0] <= value <= CELSIUS[1]:
-        raise Unclear(column, "is neither a body temperature in °C nor one in °F")
+        raise Unclear("temperature", "is neither a body temperature in °C nor one in °F")
     celsius = round(value, 1)
-    within(celsius, "temp_c", column)
+    within(celsius, "temp_c", "temperature")
     return celsius
 
 
 @lru_cache(_CACHED)
-def pain(text: str, column: str = "pain") -> int | None:
+def pain(text: str) -> int | None:
     """A pain score, 0 to 10: the upper end of a range, with a fraction rounded up; None if not assessed."""
     phrase = " ".join(text.lower().split()).rstrip(".!")
     if phrase in BLANK or phrase in NOT_ASSESSED:
         return None
     match = _PAIN.fullmatch(phrase)
     if not match:
-        raise Unclear(column, "is neither a score nor a known word")
+        raise Unclear("pain", "is neither a score nor a known word")
     low, high = float(match[1]), float(match[2] or match[1])
     if high > BOUNDS["pain"][1]:
-        raise Unclear(column, "is above 10")
+        raise Unclear("pain", "is above 10")
     if low > high:
-        raise Unclear(column, "is a range whose ends are the wrong way round")
+        raise Unclear("pain", "is a range whose ends are the wrong way round")
     return math.ceil(high)
 
 
 @lru_cache(_CACHED)
-def acuity(text: str, column: str = "acuity") -> int:
+def acuity(text: str) -> int:
     """A level, 1 to 5."""
-    value = number(text, column)
+    value = number(text, "acuity")
     if value is None:
-        raise Unclear(column, "is missing")
+        raise Unclear("acuity", "is missing")
     if value not in (1, 2, 3, 4, 5):
-        raise Unclear(column, "is not one of 1 to 5")
+        raise Unclear("acuity", "is not one of 1 to 5")
     return int(value)
 
 

@@ -21,6 +21,7 @@ from clinrl.tasks.importing import (
     find_contested,
     normalise,
     pseudonym,
+    readable,
     sift,
     use_of,
 )
@@ -87,7 +88,7 @@ def _of_validation(table: Table) -> Take:
             raise Unclear("final_decision", "is REMOVE" if known else "is neither RETAIN nor REMOVE")
         return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
-    disputed = find_contested(table.rows(), stay_and_level)
+    disputed = find_contested(readable(table.rows(), stay_and_level))
 
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id, level = stay_and_level(row)

@@ -6,7 +6,6 @@ read; of `intime` only the year is read, for the age.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from sys import intern
@@ -23,9 +22,9 @@ from clinrl.tasks.importing import (
     Taken,
     Unclear,
     clean,
-    fields_of,
     find_contested,
     pseudonym,
+    readable,
     sift,
     use_of,
 )
@@ -107,7 +106,7 @@ def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Inta
     def stay_and_level(row: Fields) -> tuple[str, int]:
         return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
-    disputed = find_contested(triage.rows(), stay_and_level)
+    disputed = find_contested(readable(triage.rows(), stay_and_level))
 
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id = measured.identifier(row["stay_id"], "stay_id")
@@ -213,9 +212,6 @@ def _birth_year(row: Fields) -> int:
 def _by_key(table: Table, key: str, read: Callable[[Fields], T]) -> dict[str, T | None]:
     """The values of rows, by an identifier; None where several rows have the same. Unclear rows are skipped."""
     found: dict[str, T | None] = {}
-    for _, row in table.rows():
-        with suppress(Unclear):
-            fields = fields_of(row)
-            name, value = measured.identifier(fields[key], key), read(fields)
-            found[name] = None if name in found else value
+    for name, value in readable(table.rows(), lambda row: (measured.identifier(row[key], key), read(row))):
+        found[name] = None if name in found else value
     return found

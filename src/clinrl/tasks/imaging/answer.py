@@ -29,7 +29,8 @@ MIN_THOUGHT_WORDS: Final = 3
 
 _TAG = re.compile(r"<(/?)(think|answer)>", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_BY_TEXT: Final = {label.lower(): label for label in LABELS}
+BY_TEXT: Final = {label.lower(): label for label in LABELS}
+"""Each label by its lower case."""
 
 
 def parse(message: Message) -> str | Unreadable:
@@ -74,7 +75,7 @@ def published_label(text: str) -> str:
     closing = next((tag for tag in tags if tag[1] and tag.start() >= opening.end()), None)
     end = text.find("<", opening.end()) if closing is None else closing.start()
     written = (text[opening.end() :] if end < 0 else text[opening.end() : end]).strip().lower()
-    return next((label for low, label in _BY_TEXT.items() if written.startswith(low)), UNKNOWN)
+    return next((label for low, label in BY_TEXT.items() if written.startswith(low)), UNKNOWN)
 
 
 def published_format(text: str) -> bool:
@@ -119,9 +120,9 @@ def _label(inner: str) -> str | Unreadable:
     text = " ".join(inner.lower().split()).removesuffix(".").rstrip()
     if not text:
         return Unreadable(reason="empty_answer")
-    if text in _BY_TEXT:
-        return _BY_TEXT[text]
-    return Unreadable(reason="hedged" if any(label in text for label in _BY_TEXT) else "unknown_label")
+    if text in BY_TEXT:
+        return BY_TEXT[text]
+    return Unreadable(reason="hedged" if any(label in text for label in BY_TEXT) else "unknown_label")
 
 
 def _blocks(text: str, name: str) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ pool only. Conditions, ratings, reasons and studies are invented; none is clinic
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import lru_cache
 from random import Random
 from types import MappingProxyType
 from typing import Annotated
@@ -106,6 +106,7 @@ CHILDBEARING = (18, 42)
 RED_FLAGS = ("weight loss", "fever", "numbness", "sudden onset", "night pain", "a history of cancer")
 
 
+@lru_cache(1 << 17)  # more than a data set has variants
 def pool_of(group: str) -> Pool:
     """The pool of a variant: by the hash of its name, or the exam pool if its condition is held out.
 
@@ -118,7 +119,6 @@ def pool_of(group: str) -> Pool:
     return pool_by_hash(group)
 
 
-_pool_of_variant = cache(pool_of)  # the number of variants is fixed, so the cache is bounded
 _HELD_OUT_IDS = frozenset(condition.id for condition in HELD_OUT)
 
 
@@ -151,7 +151,7 @@ def cases(
 def _draw(rng: Random, conditions: tuple[Condition, ...], pool: Pool, label: str) -> ImagingCase | None:
     scenario = _scenario(rng, rng.choice(conditions))
     group = variant_of(scenario)
-    if _pool_of_variant(group) != pool:
+    if pool_of(group) != pool:
         return None
     found, variant = evidence.studies(rng, scenario), _variant(rng, scenario)
     decision = decide(scenario)

@@ -19,15 +19,14 @@ from clinrl.types import Strict
 
 class _Cues(Strict):
     axes: Mapping[str, Mapping[str, str]]
+    """Patterns by axis and side. The sides of an axis exclude each other; later ones, with the longer phrases, go
+    first."""
     flipped: Mapping[str, str]
+    """The side that a negation turns each side into."""
     modalities: Mapping[str, str]
 
 
 _CUES: Final = read_table(__file__, _Cues)
-AXES: Final = _CUES.axes
-"""Patterns by axis and side. The sides of an axis exclude each other; later ones, with the longer phrases, go first."""
-FLIPPED: Final = _CUES.flipped
-"""The side that a negation turns each side into."""
 
 _TURNS: Final = r"not|no|never|without|cannot|neither|nor|hardly|\w+n t"
 _NEGATOR: Final = rf"{_TURNS}|nothing|none|lacks?|lacking"
@@ -38,7 +37,7 @@ SAME_WORDS: Final = 0.7
 
 _AXES = {
     axis: re.compile("|".join(f"(?P<{side}>\\b(?:{words})\\b)" for side, words in reversed(list(sides.items()))))
-    for axis, sides in AXES.items()
+    for axis, sides in _CUES.axes.items()
 }
 _DENIAL: Final = (
     r"it (?:is|s) (?:not (?:true|so|correct|right|the case)|wrong|false|untrue|incorrect) that"
@@ -106,4 +105,4 @@ def _sides(pattern: re.Pattern[str], text: str) -> Iterator[str]:
         clause = text[max(0, match.start() - 80) : match.start()].rpartition("|")[2]
         before = " ".join(clause.split()[-REACH:])
         # A negation within the match, as in "adds nothing", is part of the cue and turns nothing.
-        yield FLIPPED[side] if len(_TURN.findall(before)) % 2 else side
+        yield _CUES.flipped[side] if len(_TURN.findall(before)) % 2 else side

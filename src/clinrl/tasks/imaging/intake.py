@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from clinrl.errors import DataError
 from clinrl.tasks import json_reader
-from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.imaging import answer, imported
-from clinrl.tasks.imaging.answer import LABELS
+from clinrl.tasks.imaging.answer import BY_TEXT
 from clinrl.tasks.imaging.sentences import citations, split
 from clinrl.tasks.importing import (
     WHOLE,
@@ -27,9 +26,10 @@ from clinrl.tasks.importing import (
     Unclear,
     check_text,
     clean,
-    fields_of,
+    find_contested,
     normalise,
     pseudonym,
+    readable,
     sift,
     use_of,
 )
@@ -66,7 +66,6 @@ PUBLISHED: Final = ("full date", "web address", "e-mail address")
 NUMBERS: Final = range(1, 100)
 """The reference numbers by which a study may be cited."""
 
-_BY_TEXT: Final = {label.lower(): label for label in LABELS}
 _DISAGREEMENT: Final = re.compile(r"may be appropriate ?\(?\W*disagreement\W*\)?")
 _NUMBER: Final = re.compile(r"\[?([0-9]{1,6})\]?", re.ASCII)
 _NUMBERED: Final = re.compile(r"(?i)^\s*variant\s*[0-9]{1,3}\s*[:.]")
@@ -79,7 +78,7 @@ class Part:
     """A file of a source and its use. A use of None: the hash of each variant decides."""
 
     name: str
-    records: Records | Table
+    records: Records
     use: Pool | None
 
 
@@ -135,7 +134,7 @@ def _parts(path: Path) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _records(path: Path) -> Records | Table:
+def _records(path: Path) -> Records:
     found = json_reader.recognise(path, lambda columns: all(not set(columns).isdisjoint(names) for names in NEEDED))
     if found is None:
         raise DataError(f"{path} has other columns, or its first record lacks some; {EXPECTED}")
@@ -143,13 +142,19 @@ def _records(path: Path) -> Records | Table:
 
 
 def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
-    contested, misplaced = _conflicts(parts)
+    def claims() -> Iterator[tuple[str, str | None]]:
+        for part in parts:
+            for request in readable(part.records.rows(), read_request):
+                yield request.triplet, request.label
+                yield request.variant_id, part.use
+
+    contested = find_contested(claims())
 
     def taker(part: Part) -> Callable[[Fields, set[str]], Taken]:
         def take(row: Fields, seen: set[str]) -> Taken:
             request = read_request(row)
             triplet, variant_id = request.triplet, request.variant_id
-            if variant_id in misplaced:
+            if variant_id in contested:
                 raise Unclear("variant", "is in the file of another use too")
             if triplet in contested:
                 raise Unclear("appropriateness", "another row gives the same request another label")
@@ -165,24 +170,6 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
         yield from sift("imaging", part.name, part.records.rows, taker(part), use, intake)
 
 
-def _conflicts(parts: tuple[Part, ...]) -> tuple[set[str], set[str]]:
-    """The triplets to which rows give different labels, and the ids of variants in the files of different uses."""
-    labels: dict[str, str] = {}
-    uses: dict[str, Pool | None] = {}
-    contested, misplaced = set(), set()
-    for part in parts:
-        for _, row in part.records.rows():
-            try:
-                request = read_request(fields_of(row))
-            except Unclear:
-                continue  # the row is refused for that reason later
-            if labels.setdefault(request.triplet, request.label) != request.label:
-                contested.add(request.triplet)
-            if uses.setdefault(request.variant_id, part.use) != part.use:
-                misplaced.add(request.variant_id)
-    return contested, misplaced
-
-
 def read_request(row: Fields) -> Request:
     """The request and the label of a row. Raises Unclear if one of them cannot be used."""
     condition, variant, procedure = (_request_text(row, names) for names in (CONDITION, VARIANT, PROCEDURE))
@@ -191,10 +178,10 @@ def read_request(row: Fields) -> Request:
 
 
 def label_of(text: str, column: str) -> str:
-    """The one of `LABELS` that a clean text is, in any letter case. Raises Unclear for any other text."""
+    """The one of the three labels that a clean text is, in any letter case. Raises Unclear for any other text."""
     label = text.casefold()
-    if label in _BY_TEXT:
-        return _BY_TEXT[label]
+    if label in BY_TEXT:
+        return BY_TEXT[label]
     if not label:
         raise Unclear(column, "is empty")
     if _DISAGREEMENT.fullmatch(label):

@@ -163,11 +163,9 @@ def lessons(judge: str, n: int, seed: int, cases: Iterable[Case]) -> Iterator[tu
 
     A share `SPOILT` of the texts makes no attempt. The others are spread evenly over the mean of the three scores: they
     keep some gold sentences, some in other words, and add sentences of other cases, falsified ones, padding, praise and
-    studies that do not exist. A case without reasoning is left out. Raises ValueError if no case has reasoning.
+    studies that do not exist. Each of the cases has a reasoning.
     """
-    usable = [case for case in cases if case.key.reasoning]
-    if not usable:
-        raise ValueError("lessons need cases with reasoning, and got none")
+    usable = list(cases)
     rng = Random(f"imaging-lessons/{judge}/{seed}")
     given = Counter[int]()
     for _ in range(n):

@@ -21,7 +21,7 @@ class AuditEnvironment(TaskEnvironment):
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> AuditObservation:
         """Start an episode and return its prompt. `options`: as in `Start`.
 
-        Raises Impossible as `_started` does; the episode before then goes on.
+        Raises Impossible as `_checked_start` does; the episode before then goes on.
         """
         start = self._checked_start(seed, options)
         case = draw_case(self._task, start, start.level)
