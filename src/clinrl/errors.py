@@ -50,6 +50,7 @@ def exit_code_of(program: Callable[[], int]) -> int:
     The reason goes to stderr. If the reader of the output went away, as `head` does, that is no fault, and nothing is
     printed. Every other exception is a fault and is passed on with its traceback.
     """
+    _open_closed()
     try:
         return _run_and_flush(program)
     except Refused as refused:
@@ -112,8 +113,16 @@ def _run_and_flush(program: Callable[[], int]) -> int:
     try:
         return program()
     finally:
-        if sys.stdout is not None:  # None if the program was started with a closed stdout
-            sys.stdout.flush()
+        sys.stdout.flush()
+
+
+def _open_closed() -> None:
+    """Open the streams that a shell closed, as by `>&-`: else a file takes the number, and children print into it."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), "r+")  # the lowest free number, so its own if no import took that
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _drop(numbers: Iterable[int]) -> None:
