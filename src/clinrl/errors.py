@@ -120,7 +120,7 @@ def _open_closed() -> None:
     """Open the streams that a shell closed, as by `>&-`: else a file takes the number, and children print into it."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), "r+")  # the lowest free number, so its own if no import took that
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), "r+")  # its own number, if no import took that
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
 
