@@ -56,12 +56,12 @@ def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
 
     @wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        _open_closed()
         try:
             try:
                 return main(*args, **kwargs)
             finally:
-                if sys.stdout is not None:  # None if the program was started with a closed stdout
-                    sys.stdout.flush()
+                sys.stdout.flush()
         except Refused as refused:
             echo(refused)
             return refused.exit_code
@@ -105,6 +105,15 @@ def disk_is_full(error: BaseException, folder: Path) -> bool:
         return number_of(error) in NO_ROOM
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < 1 << 20
+
+
+def _open_closed() -> None:
+    """Open the streams that a shell closed, as by `>&-`: else a file takes the number, and children print into it."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), "r+")  # its own number, if no import took that
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _drop(numbers: Iterable[int]) -> None:

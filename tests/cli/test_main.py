@@ -320,6 +320,13 @@ def test_output_that_nobody_reads_is_no_traceback(words, project):
     assert "Exception" not in done.stderr
 
 
+@pytest.mark.parametrize(("words", "closed", "code"), [("plan", ">&-", 0), ("plan none", "2>&-", 2)])
+def test_a_stream_that_the_shell_closed_is_no_fault_and_its_lines_go_nowhere_else(words, closed, code, project):
+    command = f'"$0" -m clinrl {words} {closed}'
+    done = subprocess.run(["bash", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False)
+
+
 def test_commands_are_pinned_before_anything_else(project, monkeypatch):
     monkeypatch.delenv("DO_NOT_TRACK", raising=False)
     assert cli.main(["dataset", "esi-d1"]) == 0

@@ -194,6 +194,12 @@ def test_a_report_that_dvc_lock_does_not_record_stops_it(committed):
         dossier.stage(committed, PARAMS, "esi-v49")
 
 
+def test_a_lock_that_cannot_be_read_stops_it_and_is_not_taken_for_none(committed):
+    Path("dvc.lock").write_text("stages: [", encoding="utf-8")
+    with pytest.raises(ArtefactError, match=r"dvc\.lock is not a lock file"):
+        dossier.stage(committed, PARAMS, "esi-v49")
+
+
 def test_a_recipe_edited_after_the_training_stops_it(committed):
     file = Path("params/esi.yaml")
     file.write_text(file.read_text().replace("lr: 5.0e-4, steps: 60", "lr: 5.0e-4, steps: 61"))

@@ -46,12 +46,16 @@ def read(path: Path = LOCK) -> Lock:
     """The stages of a dvc.lock. Raises ArtefactError if the file is missing or malformed."""
     from ruamel.yaml.error import YAMLError
 
+    content = b""
     try:
-        stages = _stages(path.read_bytes())
+        stages = _stages(content := path.read_bytes())
         paired = [(out["path"], out["md5"]) for entry in stages.values() for out in entry.get("outs", ())]
     except FileNotFoundError:
         raise ArtefactError(f"{path.name} is not here, so nothing says what was built; run `dvc repro`") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+        if b"<<<<<<<" in content:
+            mend = f"take one side (in a merge `git checkout --ours {path}`); `dvc repro` makes what it lacks"
+            raise ArtefactError(f"{path} has the marks of a conflict of git; {mend}") from None
         raise ArtefactError(f"{path} is not a lock file of DVC's; restore it from git, or run `dvc repro`") from None
     if len(paired) != len(dict(paired)):
         raise ArtefactError(f"{path} names one output twice; restore it from git")

@@ -10,7 +10,6 @@ Intelligence-Enabled Device Software Functions" (December 2024); Regulation (EU)
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,7 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
 
 def make(params: Params, source: Path, name: str) -> tuple[Cited, dict[str, str]]:
     """The values that a dossier cites, and the text of each of its files by name."""
-    recorded: lock.Lock = {}
-    with suppress(ArtefactError):  # a project that never ran `dvc repro` has none
-        recorded = lock.read()
-    cited = Cited(recorded)
+    cited = Cited(lock.read() if lock.LOCK.exists() else {})  # a project that never ran `dvc repro` has none
     context = _context(params, source, params.model(name), cited)
     pages = {paper: render(f"dossier_{paper.replace('-', '_')}", **context) for paper in PAPERS}
     record = cited.record(name)
