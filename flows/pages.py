@@ -1,7 +1,6 @@
 """The artifacts on a run's page in Prefect: the comparison table, the training curves, and the decision."""
 
 import base64
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
@@ -14,7 +13,6 @@ from clinrl.reports import numbers
 from clinrl.reports import render as markdown
 
 if TYPE_CHECKING:
-    from clinrl.analysis.exam import EvalReport
     from clinrl.pipeline.propose import Draft
     from clinrl.release.form import Finding
     from clinrl.release.gate import Decision
@@ -26,7 +24,12 @@ def show_exam(params: Params, name: str) -> None:
     """Put the comparison table of a version or a merge on the run's page, and its training curves if it has any."""
     reports = [load_report(name, mode) for mode in params.modes]
     create_table_artifact(
-        table=comparison_rows(reports),
+        table=[
+            {"mode": report.mode, "name": row.name}
+            | {metric: numbers.decimal(estimate) for metric, estimate in row.metrics.items()}
+            for report in reports
+            for row in report.rows
+        ],
         key=f"comparison-{name}",
         description=f"{name} on {reports[0].exam}, {reports[0].n} cases, beside its parent and simple policies. "
         f"In brackets: 95% interval. {reports[0].note}",
@@ -63,16 +66,6 @@ def show_draft(draft: "Draft") -> None:
         key=f"draft-{draft.name}",
         description=f"{draft.name} is about what {draft.parent} misses",
     )
-
-
-def comparison_rows(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
-    """A row for each mode and each name on the exam, with every metric of the table and its interval."""
-    return [
-        {"mode": report.mode, "name": row.name}
-        | {metric: numbers.decimal(estimate) for metric, estimate in row.metrics.items()}
-        for report in reports
-        for row in report.rows
-    ]
 
 
 def decision_page(decision: "Decision") -> str:
