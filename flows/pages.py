@@ -1,7 +1,7 @@
 """The artifacts on a run's page in Prefect: the comparison table, the training curves, and the decision."""
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
@@ -9,13 +9,11 @@ from clinrl import paths
 from clinrl.analysis.alerts import stored
 from clinrl.config.params import Params
 from clinrl.evaluation.answers import ALARMS, load_report
+from clinrl.pipeline.propose import Draft
+from clinrl.release.form import Finding
+from clinrl.release.gate import Decision
 from clinrl.reports import numbers
 from clinrl.reports import render as markdown
-
-if TYPE_CHECKING:
-    from clinrl.pipeline.propose import Draft
-    from clinrl.release.form import Finding
-    from clinrl.release.gate import Decision
 
 CURVES = "curves.png"
 
@@ -50,7 +48,7 @@ def show_exam(params: Params, name: str) -> None:
         )
 
 
-def show_decision(decision: "Decision") -> None:
+def show_decision(decision: Decision) -> None:
     """Put a decision on the run's page."""
     create_markdown_artifact(
         markdown=decision_page(decision),
@@ -59,7 +57,7 @@ def show_decision(decision: "Decision") -> None:
     )
 
 
-def show_draft(draft: "Draft") -> None:
+def show_draft(draft: Draft) -> None:
     """Put the subject of a draft on the run's page."""
     create_markdown_artifact(
         markdown=markdown.render("draft", draft=draft),
@@ -68,17 +66,17 @@ def show_draft(draft: "Draft") -> None:
     )
 
 
-def decision_page(decision: "Decision") -> str:
+def decision_page(decision: Decision) -> str:
     """A decision as Markdown: the verdict, its reasons, the answers of each model, and every limit as observed."""
     return markdown.render("decision", **_limits(decision))
 
 
-def approval_page(decision: "Decision", wrong: str) -> str:
+def approval_page(decision: Decision, wrong: str) -> str:
     """The question to an approver, below the decision; `wrong` is why it is asked again, if it is."""
     return markdown.render("approval", wrong=wrong, **_limits(decision))
 
 
-def _limits(decision: "Decision") -> dict[str, Any]:
+def _limits(decision: Decision) -> dict[str, Any]:
     """A decision with its findings by limit and mode: a row for each limit."""
     modes = list(dict.fromkeys(finding.mode for finding in decision.findings))
     limits: dict[tuple[str, str], dict[str, Finding | None]] = {}
