@@ -111,11 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     top = parser()
     arguments = vars(top.parse_args(argv))
     name = arguments.pop("flow")
-    if name == "serve":
-        return serve.main(top, arguments)
     determinism.pin()
     task = check(arguments)
     servers.configure()
+    if name == "serve":
+        return serve.main(top, arguments)
     # With a server, stages wait for its slots. Two flows that decide would spend one budget twice.
     is_alone = not servers.is_configured() or name in ("release", "retrain")
     with at_work(task, f"flows {name} {arguments.get('name', task)}") if is_alone else nullcontext():
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(arguments: dict[str, Any]) -> str:
     """Refuse names that params.yaml does not have, an invalid approver, and a Python that cannot run stages.
 
-    Nothing has been started at this point. Returns the task of the flow.
+    Nothing has been started at this point. Returns the task of the flow; empty for `serve`.
     """
     dvc_state.fence()
     interpreter.stages_python()
@@ -137,8 +137,7 @@ def check(arguments: dict[str, Any]) -> str:
         task = params.versions[generations(params, arguments["what"])[0][0]].task
         if not servers.is_configured():
             raise Refused("workers poll a Prefect server, and none is configured: set PREFECT_API_URL to theirs")
-    else:
-        task = arguments["task"]
+    elif task := arguments.get("task", ""):
         check_known("params.yaml", task, params.bases, "a task with a base")
     if arguments.get("approver") is not None:
         from clinrl.release.promotion import check_approver

@@ -1,8 +1,7 @@
 """The artifacts on a run's page in Prefect: the comparison table, the training curves, and the decision."""
 
 import base64
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
@@ -10,14 +9,11 @@ from clinrl import paths
 from clinrl.analysis.alerts import stored
 from clinrl.config.params import Params
 from clinrl.evaluation.answers import ALARMS, load_report
+from clinrl.pipeline.propose import Draft
+from clinrl.release.form import Finding
+from clinrl.release.gate import Decision
 from clinrl.reports import numbers
 from clinrl.reports import render as markdown
-
-if TYPE_CHECKING:
-    from clinrl.analysis.exam import EvalReport
-    from clinrl.pipeline.propose import Draft
-    from clinrl.release.form import Finding
-    from clinrl.release.gate import Decision
 
 CURVES = "curves.png"
 
@@ -26,7 +22,12 @@ def show_exam(params: Params, name: str) -> None:
     """Put the comparison table of a version or a merge on the run's page, and its training curves if it has any."""
     reports = [load_report(name, mode) for mode in params.modes]
     create_table_artifact(
-        table=comparison_rows(reports),
+        table=[
+            {"mode": report.mode, "name": row.name}
+            | {metric: numbers.decimal(estimate) for metric, estimate in row.metrics.items()}
+            for report in reports
+            for row in report.rows
+        ],
         key=f"comparison-{name}",
         description=f"{name} on {reports[0].exam}, {reports[0].n} cases, beside its parent and simple policies. "
         f"In brackets: 95% interval. {reports[0].note}",
@@ -47,7 +48,7 @@ def show_exam(params: Params, name: str) -> None:
         )
 
 
-def show_decision(decision: "Decision") -> None:
+def show_decision(decision: Decision) -> None:
     """Put a decision on the run's page."""
     create_markdown_artifact(
         markdown=decision_page(decision),
@@ -56,7 +57,7 @@ def show_decision(decision: "Decision") -> None:
     )
 
 
-def show_draft(draft: "Draft") -> None:
+def show_draft(draft: Draft) -> None:
     """Put the subject of a draft on the run's page."""
     create_markdown_artifact(
         markdown=markdown.render("draft", draft=draft),
@@ -65,27 +66,17 @@ def show_draft(draft: "Draft") -> None:
     )
 
 
-def comparison_rows(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
-    """A row for each mode and each name on the exam, with every metric of the table and its interval."""
-    return [
-        {"mode": report.mode, "name": row.name}
-        | {metric: numbers.decimal(estimate) for metric, estimate in row.metrics.items()}
-        for report in reports
-        for row in report.rows
-    ]
-
-
-def decision_page(decision: "Decision") -> str:
+def decision_page(decision: Decision) -> str:
     """A decision as Markdown: the verdict, its reasons, the answers of each model, and every limit as observed."""
     return markdown.render("decision", **_limits(decision))
 
 
-def approval_page(decision: "Decision", wrong: str) -> str:
+def approval_page(decision: Decision, wrong: str) -> str:
     """The question to an approver, below the decision; `wrong` is why it is asked again, if it is."""
     return markdown.render("approval", wrong=wrong, **_limits(decision))
 
 
-def _limits(decision: "Decision") -> dict[str, Any]:
+def _limits(decision: Decision) -> dict[str, Any]:
     """A decision with its findings by limit and mode: a row for each limit."""
     modes = list(dict.fromkeys(finding.mode for finding in decision.findings))
     limits: dict[tuple[str, str], dict[str, Finding | None]] = {}

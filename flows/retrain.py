@@ -185,16 +185,13 @@ def addresses(params: Params, task: str) -> list[str]:
 
 def unfinished(params: Params, versions: list[str]) -> list[str]:
     """The work that is left, in words; none if all is up to date and registered, and the newest version is settled."""
-    newest = versions[-1]
-    merges = folds(params, newest)
-    addresses = [address for version in versions for address in order(params, version)]
-    merged = [address for name in merges for address in order(params, name)]
-    states = dvc_states({*addresses, *merged})
-    left = [address for address in dict.fromkeys(addresses) if states[address] != "up to date"]
-    left = left or [f"register {name}" for name in versions if not is_registered(params, name)]
-    left = left or ([] if outcome(params, newest) else [f"release {newest}"])
-    if left or not is_champion(params, newest):
-        return left
-    left = [address for address in merged if states[address] != "up to date"]
-    left = left or [f"register {name}" for name in merges if not is_registered(params, name)]
-    return left or [f"release {name}" for name in merges if not outcome(params, name)]
+    newest, merges = versions[-1], folds(params, versions[-1])
+    states = dvc_states({address for name in (*versions, *merges) for address in order(params, name)})
+
+    def left(names: list[str], released: list[str]) -> list[str]:
+        addresses = dict.fromkeys(address for name in names for address in order(params, name))
+        stale = [address for address in addresses if states[address] != "up to date"]
+        stale = stale or [f"register {name}" for name in names if not is_registered(params, name)]
+        return stale or [f"release {name}" for name in released if not outcome(params, name)]
+
+    return left(versions, [newest]) or (left(merges, merges) if is_champion(params, newest) else [])

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from clinrl.config.params import Params, load_params
+from clinrl.config.params import Params
 from clinrl.errors import Refused
-from clinrl.runtime import child, determinism, dvc_state
-from flows import credentials, interpreter, servers
+from clinrl.runtime import child
+from flows import credentials, servers
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
@@ -30,11 +30,6 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
     if ports[0] == ports[1]:
         top.error(f"--prefect-port and --mlflow-port are both {ports[0]}; each needs its own")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    determinism.pin()
-    servers.configure()
-    dvc_state.fence()
-    load_params()
-    interpreter.stages_python()
     with ExitStack() as stack, suppress(KeyboardInterrupt):
         if arguments["servers"]:
             with servers.starting():

@@ -73,6 +73,7 @@ DOORS = {
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 
 CHILD = {
+    *(f"merging.{name}" for name in ("check", "lora_delta", "merge", "safetensors_io")),
     "models.cache",
     "models.decoding",
     "models.probabilities",
@@ -80,7 +81,7 @@ CHILD = {
     "runtime.side_by_side",
     *(f"training.{name}" for name in ("callback", "loss", "monitor", "scores", "trl", "worker")),
 }
-"""Modules of the training process: they may import heavy libraries when they are loaded."""
+"""Modules of the training process and of `clinrl merge`: they may import heavy libraries when they are loaded."""
 
 
 def module_of(path: Path) -> str:

@@ -1,6 +1,5 @@
 """The command line of the flows: quick to say what it is, and one sentence for what it will not do."""
 
-import argparse
 import ast
 import json
 import os
@@ -89,12 +88,6 @@ def test_help_has_examples_and_loads_nothing_heavy() -> None:
     assert not {"prefect", "mlflow", "torch", "pandas", "numpy"} & loaded
 
 
-def serve_flows() -> int:
-    from flows import serve
-
-    return serve.main(argparse.ArgumentParser(), {"prefect_port": 1, "mlflow_port": 2, "servers": False})
-
-
 def run_stage() -> None:
     from flows import steps
 
@@ -102,7 +95,9 @@ def run_stage() -> None:
         steps.repro.fn("dataset", "d1")
 
 
-@pytest.mark.parametrize("begin", [lambda: command.check({"task": "esi"}), serve_flows, run_stage])
+@pytest.mark.parametrize(
+    "begin", [lambda: command.check({"task": "esi"}), lambda: command.main.__wrapped__(["serve"]), run_stage]
+)
 @pytest.mark.usefixtures("here")
 def test_nothing_begins_where_others_can_write_what_dvc_unpickles(
     begin: Callable[[], object], checkout: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,11 @@ IDENTITY = "1d" * 32
 LOCK = """\
 schema: '2.0'
 stages:
-  base@esi: {cmd: a, outs: [{path: data/bases/esi, md5: b0.dir}]}
+  params: {cmd: z, outs: [{path: data/reports/params.json, md5: p0}]}
+  base@esi:
+    cmd: a
+    deps: [{path: data/reports/params.json, md5: p0}]
+    outs: [{path: data/bases/esi, md5: b0.dir}]
   train@v1: {cmd: b, deps: [{path: data/bases/esi, md5: b0.dir}], outs: [{path: data/adapters/v1, md5: a1.dir}]}
   train@v2: {cmd: c, deps: [{path: data/adapters/v1, md5: a1.dir}], outs: [{path: data/adapters/v2, md5: a2.dir}]}
   evaluate@v2:

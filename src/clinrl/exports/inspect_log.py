@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from clinrl import __version__, paths
 from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest, read_manifest
+from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.evaluation.answers import check_here, load_graded, load_report, mode_of, open_run
 from clinrl.intervals import DIGITS
@@ -24,9 +25,6 @@ from clinrl.tasks.base import EXACT
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import Share
 from clinrl.types import Case, Graded, Message, Stop, Unreadable
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 REQUIREMENT: Final = "inspect-ai==0.3.285"
 """The version with which these logs were tested."""
@@ -41,7 +39,7 @@ ENDS: Final[Mapping[Stop, str]] = {
 """How a transcript ended, to Inspect's name for it."""
 
 
-def stage(params: "Params", name: str, *, mode: str | None = None, out: Path | None = None) -> None:
+def stage(params: Params, name: str, *, mode: str | None = None, out: Path | None = None) -> None:
     """Write the exam of a version, a merge or a base, in one mode, as a log; print its path.
 
     Raises Refused without Inspect or if Inspect fails, ParamsError for an unknown mode, DataError for imported cases,
@@ -60,7 +58,7 @@ def stage(params: "Params", name: str, *, mode: str | None = None, out: Path | N
     print(target)
 
 
-def examined(params: "Params", name: str, mode: str) -> tuple[Run, list[Graded], EvalReport]:
+def examined(params: Params, name: str, mode: str) -> tuple[Run, list[Graded], EvalReport]:
     """An exam that may be exported: the run, its graded answers in the order of the cases, and their report.
 
     Raises DataError for imported cases, and ArtefactError if the exam was not taken, or if another one was.

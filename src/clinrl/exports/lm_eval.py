@@ -3,23 +3,21 @@
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from clinrl import paths
 from clinrl.artifacts import canonical_json, replaced, write_text
+from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import DataError, ParamsError, echo
 from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 EXAM_IS_OPEN: Final = "this exam shows nothing about a model that was trained on these cases"
 
 
-def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bool = False) -> None:
+def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool = False) -> None:
     """Write a task's folder, with cases of the pool mine, or with `open_exam` its exam; print the folder.
 
     Raises ParamsError for a task of several turns or without such a data set, ArtefactError if its cases are not here,
@@ -65,7 +63,7 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
     announce(target, open_exam=open_exam)
 
 
-def exported_cases(params: "Params", task: Task, *, open_exam: bool) -> tuple[str, list[Case]]:
+def exported_cases(params: Params, task: Task, *, open_exam: bool) -> tuple[str, list[Case]]:
     """Name and cases of the data set that is exported of a task: its first of the pool mine, or its exam.
 
     Raises ParamsError if there is none, ArtefactError if the cases are not here, DataError if they are imported.

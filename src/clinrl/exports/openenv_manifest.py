@@ -4,22 +4,20 @@ import math
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import dump_yaml, replaced, write_text
+from clinrl.config.params import Params
 from clinrl.data.reward_audit import HONEST
 from clinrl.models.rollout import tools
 from clinrl.tasks.base import Task, get_task
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 CASES = 100
 """Cases of the pool mine on which policies that read no case are scored, for the floor of the reward."""
 
 
-def stage(params: "Params", name: str, *, out: Path | None = None) -> None:
+def stage(params: Params, name: str, *, out: Path | None = None) -> None:
     """Write `openenv.yaml` into a folder named after the task, and print the folder."""
     task, target = get_task(name), (out or paths.exports()) / f"openenv_{name}"
     reward: Any = task.Reward()

@@ -2,15 +2,13 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from clinrl import paths
 from clinrl.artifacts import canonical_json, replaced, write_text
+from clinrl.config.params import Params
 from clinrl.exports.lm_eval import announce, exported_cases
 from clinrl.tasks.base import get_task
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 PYPROJECT: Final = """\
 # clinrl is on no index: install its checkout first, with `pip install --no-deps`.
@@ -38,7 +36,7 @@ __all__ = ["CaseEnv", "CaseTaskset"]
 """
 
 
-def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bool = False) -> None:
+def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool = False) -> None:
     """Write a task's package, with cases of the pool mine, or with `open_exam` its exam; print the folder.
 
     Raises as `exported_cases` does.

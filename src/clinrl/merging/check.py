@@ -7,15 +7,15 @@ too large to run is compared by its weights alone.
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from clinrl.errors import Refused
 from clinrl.merging import lora_delta, safetensors_io
 from clinrl.models import opening
 from clinrl.types import Strict
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LOGITS = {"F32": 1e-4, "F16": 5e-3, "BF16": 3e-2}
 """Largest allowed difference of a logit, as a share of the largest logit, by the type of the stored merged weights.
@@ -86,12 +86,11 @@ def check(base: Path, parts: Sequence[Part], merged: Path, prompts: Sequence[str
     return Check(logits=logits, agreement=round(agreeing / compared, 6), weights=weights)
 
 
-def _logits(model: Path, parts: Sequence[Part], prompts: Sequence[str]) -> Iterator["Tensor"]:
+def _logits(model: Path, parts: Sequence[Part], prompts: Sequence[str]) -> Iterator[Tensor]:
     """Logits [position, token] at the end of each prompt, on the CPU; the model is loaded for this and dropped."""
-    import torch
     from transformers import AutoTokenizer
 
-    folder = parts[0][0] if parts and _has_tokenizer(parts[0][0]) else model
+    folder = parts[0][0] if parts and (parts[0][0] / "tokenizer_config.json").exists() else model
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     loaded = _load(model, parts)
     for prompt in prompts:  # one at a time: padding would be one more difference
@@ -102,7 +101,6 @@ def _logits(model: Path, parts: Sequence[Part], prompts: Sequence[str]) -> Itera
 
 def _load(model: Path, parts: Sequence[Part]) -> Any:
     """A model in float32, with the weighted sum of adapters if there are any."""
-    import torch
     from peft.tuners.lora import LoraLayer
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -131,8 +129,6 @@ def _load(model: Path, parts: Sequence[Part]) -> Any:
 
 def _compare_weights(base: Path, parts: Sequence[Part], merged: Path) -> Comparison:
     """Compare a sample of changed weights with the result in float64, whose nearest value each must be."""
-    import torch
-
     before, after = safetensors_io.read_index(base), safetensors_io.read_index(merged)
     adapters = [lora_delta.read_adapter(folder) for folder, _ in parts]
     modules = lora_delta.weight_names(adapters, base, before)
@@ -163,10 +159,8 @@ def _compare_weights(base: Path, parts: Sequence[Part], merged: Path) -> Compari
     return Comparison(compared=compared, difference=_rounded(worst), tolerance=LAST_PLACE)
 
 
-def _rows(stored: safetensors_io.Stored, rows: "Tensor") -> "Tensor":
+def _rows(stored: safetensors_io.Stored, rows: Tensor) -> Tensor:
     """Some rows of a matrix on the disk, in float64."""
-    import torch
-
     width = stored.size // stored.shape[0]
     picked = [
         safetensors_io.Stored(stored.file, stored.dtype, stored.shape[1:], stored.start + int(row) * width, width)
@@ -183,27 +177,18 @@ def _dtype(model: Path) -> tuple[str, int]:
 
 def _device(kind: str) -> str:
     """The device of a model. Small models, in full precision, stay on the CPU, where equal inputs give equal bytes."""
-    import torch
-
     return "cuda:0" if torch.cuda.is_available() and kind != "F32" else "cpu"
 
 
 def _fits(size: int, device: str) -> bool:
     import psutil
-    import torch
 
     free = psutil.virtual_memory().available if device == "cpu" else torch.cuda.mem_get_info()[0]
     return bool(free > HEADROOM * size)
 
 
-def _has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer_config.json").exists()
-
-
-def _largest(tensors: Iterable["Tensor"]) -> float:
+def _largest(tensors: Iterable[Tensor]) -> float:
     """The largest magnitude in several tensors; NaN if a tensor has one, which Python's own `max` would pass over."""
-    import torch
-
     return float(torch.stack([tensor.abs().max() for tensor in tensors]).max())
 
 

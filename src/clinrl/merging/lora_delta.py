@@ -12,27 +12,27 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
 
 from clinrl.errors import ArtefactError, Refused, format_value
 from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_header
 from clinrl.models import opening
-
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A change of one weight: `scale * left @ right`."""
 
-    left: "Tensor"
+    left: Tensor
     """[rows, rank]"""
-    right: "Tensor"
+    right: Tensor
     """[rank, columns]"""
     scale: float = 1.0
 
-    def rows(self, first: int, count: int) -> "Tensor":
+    def rows(self, first: int, count: int) -> Tensor:
         """Some rows of the dense matrix."""
         return (self.left[first : first + count] @ self.right).mul_(self.scale)
 
@@ -107,8 +107,6 @@ def stack(deltas: Sequence[Delta], weights: Sequence[float]) -> Delta:
 
     In float64, with scale 1; the rank is the sum of the ranks.
     """
-    import torch
-
     left = [delta.left.double() * (weight * delta.scale) for delta, weight in zip(deltas, weights, strict=True)]
     return Delta(torch.cat(left, dim=1), torch.cat([delta.right.double() for delta in deltas], dim=0))
 
@@ -118,8 +116,6 @@ def truncate(delta: Delta, rank: int) -> Delta:
 
     With left = Q R and right^T = P S, the singular values are those of the small matrix R S^T. In float64, scale 1.
     """
-    import torch
-
     outer, inner = torch.linalg.qr(delta.left.double()), torch.linalg.qr(delta.right.double().T)
     u, values, vh = torch.linalg.svd(outer.R @ inner.R.T * delta.scale, full_matrices=False)
     rank = min(rank, len(values))
@@ -129,21 +125,17 @@ def truncate(delta: Delta, rank: int) -> Delta:
 
 def norm(delta: Delta) -> float:
     """The Frobenius norm of a change, without the dense matrix."""
-    import torch
-
     left, right = torch.linalg.qr(delta.left.double()).R, torch.linalg.qr(delta.right.double().T).R
     return float(torch.linalg.norm(left @ right.T)) * abs(delta.scale)
 
 
-def ties(changes: Sequence["Tensor"], weights: Sequence[float], thresholds: Sequence[float]) -> "Tensor":
+def ties(changes: Sequence[Tensor], weights: Sequence[float], thresholds: Sequence[float]) -> Tensor:
     """TIES merging of some rows (Yadav et al. 2023): trim, elect a sign, average what agrees with it.
 
     Entries smaller than their change's threshold count as zero. The sign of an entry is that of the weighted sum; the
     result is the weighted mean of the entries with that sign, times the sum of all weights (the paper's lambda), so
     that without conflicts and trimming it is the weighted sum. A negative weight subtracts the change.
     """
-    import torch
-
     total = torch.zeros_like(changes[0])
     trimmed = []
     for change, weight, threshold in zip(changes, weights, thresholds, strict=True):
@@ -164,8 +156,6 @@ def threshold(change: Delta, density: float) -> float:
 
     Entries are computed in the blocks of rows of `safetensors_io.rewrite`, so that each has the same bits there.
     """
-    import torch
-
     if density == 1:
         return 0.0
     rows, columns = len(change.left), change.right.shape[1]
@@ -176,14 +166,12 @@ def threshold(change: Delta, density: float) -> float:
 
 
 def dare(
-    changes: Sequence["Tensor"], weights: Sequence[float], density: float, generators: Sequence["Generator"]
-) -> "Tensor":
+    changes: Sequence[Tensor], weights: Sequence[float], density: float, generators: Sequence[Generator]
+) -> Tensor:
     """DARE of some rows (Yu et al. 2024): keep each entry with probability `density`, divide by it, sum up weighted.
 
     Each change has a generator of its own, from which its rows draw in their order.
     """
-    import torch
-
     total = torch.zeros_like(changes[0])
     for change, weight, generator in zip(changes, weights, generators, strict=True):
         kept = torch.rand(change.shape, generator=generator) < density
@@ -191,20 +179,16 @@ def dare(
     return total
 
 
-def linear(changes: Sequence["Tensor"], weights: Sequence[float]) -> "Tensor":
+def linear(changes: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """The weighted sum of some rows."""
-    import torch
-
     total = torch.zeros_like(changes[0])
     for change, weight in zip(changes, weights, strict=True):
         total.add_(change, alpha=weight)
     return total
 
 
-def generator(seed: int, *names: object) -> "Generator":
+def generator(seed: int, *names: object) -> Generator:
     """A generator that depends on the seed and the names alone, not on what was drawn before."""
-    import torch
-
     drawn = hashlib.sha256(json.dumps([seed, *map(str, names)]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little", signed=True))
 

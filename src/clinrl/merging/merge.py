@@ -11,7 +11,9 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from torch import Tensor
 
 from clinrl import paths
 from clinrl.artifacts import exclusive, read_manifest, seal, staged, write_json, write_text
@@ -19,18 +21,13 @@ from clinrl.config.params import Params
 from clinrl.config.schema import Fold
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
 from clinrl.merging import lora_delta, safetensors_io
-from clinrl.merging.check import Check, Part, check
+from clinrl.merging.check import Part, check
 from clinrl.models import bases, hub, opening
 from clinrl.models.chat import render
 from clinrl.reports.render import render as render_page
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["Check", "blend", "check", "stage"]
 
 Method = Literal["fold", "cat", "svd", "linear", "ties", "dare"]
 
@@ -137,7 +134,7 @@ def blend(
         thresholds = [lora_delta.threshold(one, density) for one in changes] if method == "ties" else []
         lost = size = 0.0
 
-        def add(rows: "Tensor", first: int) -> None:
+        def add(rows: Tensor, first: int) -> None:
             nonlocal lost, size
             dense = [delta.rows(first, len(rows)) for delta in changes]
             if method == "fold":

@@ -13,13 +13,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from clinrl.errors import ArtefactError, Refused, format_value
 from clinrl.runtime.determinism import THREADS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 """The index of a model with several files: the file of each tensor."""
@@ -48,7 +48,7 @@ FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 
 Put = Callable[[memoryview], None]
 """Appends bytes to the tensor that is being written."""
-Change = Callable[["Tensor", int], None]
+Change = Callable[[Tensor, int], None]
 """Changes rows of a matrix in place, in float32: `change(rows, first)`, `first` being the index of the first row."""
 
 
@@ -137,10 +137,8 @@ def byte_size(dtype: str, shape: Sequence[int]) -> int:
     return (prod(shape) * BITS[dtype] + 7) // 8
 
 
-def load(stored: Stored) -> "Tensor":
+def load(stored: Stored) -> Tensor:
     """A whole tensor, in float32. For small ones. Raises ArtefactError if its type is not one of FLOATS."""
-    import torch
-
     if stored.dtype not in FLOATS:
         raise ArtefactError(f"{stored.file} holds {stored.dtype} where {', '.join(FLOATS)} was expected; rebuild it")
     raw = torch.empty(prod(stored.shape), dtype=getattr(torch, FLOATS[stored.dtype]))
@@ -163,7 +161,6 @@ def write(
     an index, with a larger tensor in a file of its own and the others in the order of names. Raises Refused if the disk
     has no room.
     """
-    import torch
     from huggingface_hub import split_state_dict_into_shards_factory
 
     total = sum(byte_size(*kind) for kind in tensors.values())
@@ -272,8 +269,6 @@ def _copy(stored: Stored, source: int, put: Put) -> None:
 
 
 def _transform(name: str, stored: Stored, source: int, change: Change, put: Put) -> None:
-    import torch
-
     rows, columns = stored.shape
     dtype = getattr(torch, FLOATS[stored.dtype])
     step = min(rows, max(1, BLOCK_BYTES // (4 * columns)))
@@ -299,10 +294,8 @@ def _transform(name: str, stored: Stored, source: int, change: Change, put: Put)
         put(_bytes(piece))
 
 
-def _bytes(tensor: "Tensor") -> memoryview:
+def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a flat tensor."""
-    import torch
-
     return tensor.view(torch.uint8).numpy().data
 
 

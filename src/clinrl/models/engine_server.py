@@ -10,7 +10,6 @@ import secrets
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import verified, write_text
@@ -61,12 +60,21 @@ def largest_rank(params: Params, task: str) -> int:
 
 
 def arguments(base: Path, rank: int, port: int) -> list[str]:
-    """The arguments of `vllm`, for adapters up to a rank. Raises Refused for a rank that vLLM does not support."""
+    """The arguments of `vllm`, for adapters up to a rank.
+
+    Raises Refused for a rank that vLLM does not support, and if transformers cannot open the checkpoint as a causal
+    language model.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
+
     room = next((room for room in RANKS if room >= rank), None)
     if room is None:
         raise Refused(f"vLLM has no room for adapters of rank {rank}, at most {RANKS[-1]}")
     settings, folder = read_machine().vllm, bases.locate(bases.reference(base), base)
-    config = _config(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if config.model_type not in classes:
+        raise Refused(f"{folder} is no causal language model that transformers has; name another checkpoint")
     text = config.get_text_config()
     window = getattr(text, "max_position_embeddings", None) or settings.max_length
     return [
@@ -85,14 +93,3 @@ def arguments(base: Path, rank: int, port: int) -> list[str]:
         "--enable-prefix-caching",
         "--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2", "--max-cpu-loras", "2",
     ]  # fmt: skip
-
-
-def _config(folder: Path) -> Any:
-    """The configuration of a checkpoint. Raises Refused if transformers cannot open it as a causal language model."""
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if config.model_type not in classes:
-        raise Refused(f"{folder} is no causal language model that transformers has; name another checkpoint")
-    return config

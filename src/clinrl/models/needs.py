@@ -123,38 +123,25 @@ def check(params: Params, version: str, machine: Machine) -> None:
 
 def needs(params: Params, name: str, machine: Machine, there: Room) -> list[Need]:
     """The needs at each place of a version, or of `<task>-base`, which is only loaded and examined."""
-    task, is_full = params.model(name).task.name, params.scale == "full"
+    about, is_full = {"task": params.model(name).task.name, "scale": params.scale, "name": name}, params.scale == "full"
+    is_gpu = is_full and there.gpu is not None
     try:
-        load = workload(params, name, machine, is_gpu=is_full and there.gpu is not None)
+        load = workload(params, name, machine, is_gpu=is_gpu)
     except Refused as refused:
-        fields = {"task": task, "scale": params.scale, "name": name, "gpu": None, "host": None, "fits": False}
-        return [Need(**fields, place="loading", short=str(refused))]  # type: ignore[arg-type]
-    found = _places(
-        load,
-        machine.exam_tokens if is_full else None,
-        checkpointed=is_full,
-        is_served=is_full and machine.sampler == "vllm",
-    )
-    alike = machine.processes if is_full else 1
-    return [
-        _need(params.scale, task, place, name, size, there, 1 if place == "exam" else alike) for place, size in found
-    ]
-
-
-def _need(scale: str, task: str, place: str, name: str, size: int, there: Room, processes: int) -> Need:
-    """The need at one place: GPU memory for one process, host memory for all `processes`."""
-    is_gpu = scale == "full" and there.gpu is not None
-    gpu, host = (size + CUDA, CUDA_LIBRARIES * processes) if is_gpu else (0, (size + LIBRARIES) * processes)
-    free = there.gpu.free if there.gpu else 0
-    parts = [(gpu, free, "the GPU")] if is_gpu else []
-    lacks = [
-        f"{wanted / GIB:,.1f} GiB of {what}, {(wanted - has) / GIB:,.1f} more than is free"
-        for wanted, has, what in [*parts, (host, there.host, "the host")]
-        if wanted > has
-    ]
-    return Need(
-        task=task, scale=scale, place=place, name=name, gpu=gpu, host=host, fits=not lacks, short=" and ".join(lacks)
-    )
+        return [Need(**about, place="loading", gpu=None, host=None, fits=False, short=str(refused))]
+    bound, is_served = machine.exam_tokens if is_full else None, is_full and machine.sampler == "vllm"
+    found, free = [], there.gpu.free if there.gpu else 0
+    for place, size in _places(load, bound, checkpointed=is_full, is_served=is_served):
+        processes = machine.processes if is_full and place != "exam" else 1  # each has a GPU, and all share the host
+        gpu, host = (size + CUDA, CUDA_LIBRARIES * processes) if is_gpu else (0, (size + LIBRARIES) * processes)
+        lacks = [
+            f"{wanted / GIB:,.1f} GiB of {what}, {(wanted - has) / GIB:,.1f} more than is free"
+            for wanted, has, what in ((gpu, free, "the GPU"), (host, there.host, "the host"))
+            if wanted > has
+        ]
+        short = " and ".join(lacks)
+        found.append(Need(**about, place=place, gpu=gpu, host=host, fits=not lacks, short=short))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

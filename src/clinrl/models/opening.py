@@ -16,7 +16,6 @@ from clinrl.models import memory
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-KIND = "LORA"
 PREFIX = "base_model.model."
 """The prefix that PEFT puts before the name of a module."""
 READ = {
@@ -82,7 +81,7 @@ def check(folder: Path) -> None:
 
     with refused(folder, "adapter"):
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or config.get("peft_type") != KIND or config.get("auto_mapping"):
+        if not isinstance(config, dict) or config.get("peft_type") != "LORA" or config.get("auto_mapping"):
             raise ValueError(f"{CONFIG} is not that of a LoRA adapter")
         rank = config.get("r")
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank <= 4096:

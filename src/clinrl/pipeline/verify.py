@@ -27,7 +27,6 @@ from clinrl.artifacts import files_of, identity, read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
-from clinrl.provenance.stages import FIRST
 from clinrl.reports.tables import show
 from clinrl.runtime import child, dvc_state
 from clinrl.signing.keys import signer
@@ -86,14 +85,14 @@ def stage(
             raise ArtefactError(
                 f"{lock.LOCK} of {commit[:12]} has no entry for {target}; run `dvc repro {target}`, commit"
             )
-        names = [target] if target.startswith("base@") else lineage(before, target)
+        names = [target] if target.startswith("base@") else rebuilt.lineage(before, target)
         for name in names:
             _remove_outputs(tree, before[name])
         started = time.monotonic()
         _rebuild(tree, target, hash_seed, threads)
         seconds = time.monotonic() - started
         after = lock.read(tree / lock.LOCK)
-        added = [] if target.startswith("base@") else [name for name in lineage(after, target) if name not in names]
+        added = [name for name in rebuilt.lineage(after, target) if name not in names]
         cache = dvc_yaml.cache_folder(root)
         verdicts = []
         for name in [*names, *added]:
@@ -121,11 +120,6 @@ def stage(
     if claim is not None and witness is not None:  # after the verdict, which thus survives a failure to sign
         echo(f"signed {rebuilt.write(root, claim, witness)}; commit it, or send it on")
     return 0 if equal else 1
-
-
-def lineage(recorded: lock.Lock, target: str) -> list[str]:
-    """`target` and the stages that it depends on, ancestors first, without those that build bases or check names."""
-    return [name for name in lock.ancestors(recorded, target) if name != FIRST and not name.startswith("base@")]
 
 
 def compare(

@@ -10,17 +10,15 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from clinrl import __version__, paths
 from clinrl.artifacts import read_manifest, verified, write_text
+from clinrl.config.bases import Embedded, HubModel
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, with_exit_code
 from clinrl.models.bases import REFERENCE, reference
 from clinrl.provenance import lock, pins
-
-if TYPE_CHECKING:
-    from clinrl.config.bases import Embedded, HubModel
 
 FILE: Final = "bom.cdx.json"
 """The bill of a release in the project's root, and the bill of a version in its registered folder."""
@@ -198,7 +196,7 @@ def licence_of(base: Path) -> str:
     return HUB_LICENCES.get(named, "") if named else LICENCE
 
 
-def _built_model(ref: str, name: str, spec: "Embedded", files: list[Component]) -> Component:
+def _built_model(ref: str, name: str, spec: Embedded, files: list[Component]) -> Component:
     (weights,) = (file["hashes"] for file in files if file["name"].endswith("model.safetensors"))
     return _component(
         "machine-learning-model", ref, name, LICENCE, {"scale": "embedded", "seed": spec.seed, "steps": spec.steps},

@@ -8,21 +8,26 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import write_json
 from clinrl.config.params import Params
 from clinrl.errors import SignatureError
 from clinrl.provenance import lock
+from clinrl.provenance.stages import FIRST
 from clinrl.signing import dsse
-
-if TYPE_CHECKING:
-    from clinrl.signing.keys import Signer
+from clinrl.signing.keys import Signer
 
 PREDICATE = "https://clinrl.dev/rebuilt/v1"
-BASE = "base@"
-"""The prefix of the stages that a rebuild leaves out: `clinrl verify base@TASK` rebuilds a base by itself."""
+
+
+def lineage(recorded: lock.Lock, target: str) -> list[str]:
+    """The stages that a rebuild of `target` runs: itself and those that it depends on, ancestors first.
+
+    Those that check names or build bases are left out: `clinrl verify base@TASK` rebuilds a base by itself.
+    """
+    return [name for name in lock.ancestors(recorded, target) if name != FIRST and not name.startswith("base@")]
 
 
 def statement(
@@ -40,7 +45,7 @@ def statement(
     return dsse.statement(PREDICATE, subjects, claim)
 
 
-def write(root: Path, claim: dict[str, Any], signer: "Signer") -> Path:
+def write(root: Path, claim: dict[str, Any], signer: Signer) -> Path:
     """Sign a rebuild and write it below `root`, where `count` reads it. The same key writes to the same file."""
     file = re.sub(r"[^A-Za-z0-9]", "-", signer.key.fingerprint) + ".json"
     path = root / paths.attestations(claim["predicate"]["name"]) / file
@@ -55,8 +60,7 @@ def count(params: Params, name: str, identity: str) -> list[str]:
     lineage as dvc.lock records it. Other files do not count. Raises ArtefactError if there is no dvc.lock.
     """
     recorded = lock.read()
-    stages = [stage for stage in lock.ancestors(recorded, lock.exam_stage(params, name)) if not stage.startswith(BASE)]
-    outs = lock.outputs(recorded, stages)
+    outs = lock.outputs(recorded, lineage(recorded, lock.exam_stage(params, name)))
     found = set()
     for file in sorted(paths.attestations(name).glob("*.json")):
         try:

@@ -8,9 +8,10 @@ same digests. It holds no times and no hosts: the same stage on the same inputs 
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl.artifacts import MANIFEST, files_of, md5, sha256_file, write_json
+from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError, Refused, SignatureError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
@@ -18,16 +19,13 @@ from clinrl.provenance.stages import addresses
 from clinrl.signing import dsse
 from clinrl.signing.keys import keyring, signer
 
-if TYPE_CHECKING:
-    from clinrl.config.base import Scale
-
 FOLDER = Path(".clinrl/provenance")
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD = "https://clinrl.dev/stage/v1"
 BUILDER = "clinrl"
 
 
-def record(command: str, name: str, scale: "Scale", source: Path = Path("params.yaml")) -> None:
+def record(command: str, name: str, scale: Scale, source: Path = Path("params.yaml")) -> None:
     """Sign a statement of what `clinrl COMMAND NAME` has just made. An equal statement by a trusted key stays.
 
     Nothing is written if dvc.yaml has no such stage. If the statement cannot be signed or written, a line says so, and

@@ -8,7 +8,6 @@ knows more, and so does git. The audit log is the record; the databases of Prefe
 """
 
 import base64
-import binascii
 import fcntl
 import json
 import os
@@ -19,20 +18,18 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import canonical_json, digest, naming
+from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, SignatureError
 from clinrl.signing.keys import Key, Signer, trusted_keys
 from clinrl.signing.keys import signer as our_signer
 from clinrl.types import Strict
 from clinrl_loader import pae
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 Kind = Literal["decision", "approval", "refusal", "promotion", "rollback", "review"]
 """A review says that a person read the lines before it, after the key that signed them was revoked."""
@@ -145,12 +142,12 @@ def is_longer_at(path: Path, commit: str) -> bool:
     return shown.returncode == 0 and shown.stdout != text and shown.stdout.startswith(_whole(text))
 
 
-def lines(params: "Params") -> list[Entry]:
+def lines(params: Params) -> list[Entry]:
     """The entries of the project's own audit log, checked with the keys that count in it. Raises as `read`."""
     return read(paths.audit_log(), trusted_keys(params))
 
 
-def write(params: "Params", kind: Kind, body: dict[str, Any], **how: Any) -> None:
+def write(params: Params, kind: Kind, body: dict[str, Any], **how: Any) -> None:
     """Add a line to the project's audit log, signed with this machine's key. Raises, and takes `how`, as `append`."""
     ours = our_signer(params.scale)  # before `trusted_keys`: the first call makes a key, which counts from then on
     append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
@@ -220,5 +217,5 @@ def _object(texts: Mapping[str, str]) -> bytes:
 def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         return b""

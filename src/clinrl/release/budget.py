@@ -22,7 +22,6 @@ model meets; and the first champion, which was compared with no other, was not c
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -30,9 +29,6 @@ from clinrl.config import change_plan
 from clinrl.errors import GateError
 from clinrl.release.audit_log import Entry
 from clinrl.types import Strict
-
-if TYPE_CHECKING:
-    from clinrl.release.gate import Decision
 
 Key = tuple[str, str, str]
 """Digests of a candidate, of its champion, and of the question: both models' answers, and the tests between them."""
@@ -115,13 +111,3 @@ def used_up(spent: Account, budget: change_plan.Budget, exam: str) -> str | None
         "draw a fresh exam (a data set with `use: exam` and another seed), name it as `exam` in plans, bases and "
         "versions, and run `dvc repro`"
     )
-
-
-def check_current(lines: Sequence[Entry], decision: "Decision") -> None:
-    """Refuse a decision whose look is neither recorded nor still the next one. Raises GateError."""
-    if decision.budget is None:
-        return
-    key = (decision.candidate_digest, decision.champion_digest or "", decision.budget.answers)
-    spent = account(lines, decision.exam_digest, decision.budget.before)
-    if key not in spent.looks and len(spent.looks) + 1 != decision.budget.number:
-        raise GateError(f"another decision looked at this exam while {decision.candidate} was decided; decide again")

@@ -46,7 +46,11 @@ def decide(params: Params, name: str) -> Decision:
     body = decision.model_dump(mode="json")
 
     def is_recorded(lines: Sequence[audit_log.Entry]) -> bool:
-        budget.check_current(lines, decision)
+        if (look := decision.budget) is not None:
+            key = (decision.candidate_digest, decision.champion_digest or "", look.answers)
+            spent = budget.account(lines, decision.exam_digest, look.before)
+            if key not in spent.looks and len(spent.looks) + 1 != look.number:  # neither recorded nor still the next
+                raise GateError(f"another decision looked at this exam while {name} was decided; decide again")
         return decisions_on(entry.digest, lines)[-1:] == [body]
 
     audit_log.write(params, "decision", body, unless=is_recorded)

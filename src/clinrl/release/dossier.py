@@ -78,18 +78,15 @@ def make(params: Params, source: Path, name: str) -> tuple[Cited, dict[str, str]
     sources = {f"S{number}": item for number, item in enumerate(record.files.items(), start=1)}
     texts = {f"{paper}.md": text + _sources(text, sources) for paper, text in pages.items()}
     anchors = "\n" + "".join(f'[{mark}]: #{mark} "{file}"\n' for mark, (file, _) in sources.items())
-    texts[HTML] = _unbroken(page(
+    html = page(
         {paper: text + anchors for paper, text in pages.items()},
         title=f"Dossier of {name}", headings=PAPERS, sources=sources,
-    ))  # fmt: skip
+    )  # fmt: skip
+    # No line ends within an interval, or between a value and its mark.
+    html = re.sub(r"\[(-?[\d.]+), (-?[\d.]+)\], n (\d+)", r"[\1,&nbsp;\2], n&nbsp;\3", html)
+    texts[HTML] = html.replace(' <a href="#S', '&nbsp;<a href="#S')
     texts[NUMBERS] = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
     return cited, texts
-
-
-def _unbroken(text: str) -> str:
-    """HTML in which no line ends within an interval, or between a value and its mark."""
-    text = re.sub(r"\[(-?[\d.]+), (-?[\d.]+)\], n (\d+)", r"[\1,&nbsp;\2], n&nbsp;\3", text)
-    return text.replace(' <a href="#S', '&nbsp;<a href="#S')
 
 
 def _sources(text: str, sources: Mapping[str, tuple[str, str]]) -> str:
@@ -111,9 +108,6 @@ def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[s
     registered = [str(paths.preregistration(comparison)) for comparison in compared]
     drafts = sorted(map(str, paths.draft(name).parent.glob("*.json")))
 
-    def where(*keys: str) -> Place:
-        return _where(cited, source, keys)
-
     return {
         "name": name, "task": task, "scale": params.scale, "confidence": f"{LEVEL:.0%}", "papers": PAPERS,
         "lineage": lineage, "versions": params.versions, "reports": reports, "first": first,
@@ -128,11 +122,13 @@ def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[s
         "external": str(paths.external_report(name)), "protocol": str(paths.protocol_report(name)),
         "comparisons": [str(paths.comparison_report(comparison)) for comparison in compared],
         "rebuilds": sorted(map(str, paths.attestations(name).glob("*.json"))), "bill": bom.FILE,
-        "registrations": [file for file in registered if cited.look(file)], "plan": where("plans", task.name),
+        "registrations": [file for file in registered if cited.look(file)],
+        "plan": _where(cited, source, ("plans", task.name)),
         "drafts": [draft for draft in drafts if cited.look(draft, "task") == task.name],
         "log": str(paths.audit_log()), "decision": _last(cited, "decision", cited.look(first, "adapter_digest")),
         "promotion": _last(cited, "promotion", cited.look(first, "adapter_digest")),
-        "proof": lambda dataset: str(paths.data_proof(dataset)), "text": plain, "where": where, "look": cited.look,
+        "proof": lambda dataset: str(paths.data_proof(dataset)), "text": plain, "look": cited.look,
+        "where": lambda *keys: _where(cited, source, keys),
         "show": cited.show, "word": cited.word, "line": cited.line, "names": cited.names, "state": cited.state,
     }  # fmt: skip
 

@@ -87,7 +87,10 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
 
         audit_log.write(params, "approval", body, unless=is_recorded)
         versions.tag(entry, {"approver": approver, "decision": decision.digest, "gate": "passed"})
-        _keep_answers(name, entry.digest)
+        # Its name may later mean another adapter, trained on new data or a new base.
+        if not (kept := paths.champions_answers(entry.digest)).exists():
+            with artifacts.staged(kept) as out:
+                shutil.copytree(paths.graded(name), out, dirs_exist_ok=True)
         if before is not None and before.digest != entry.digest:
             versions.point(model, PREVIOUS, before)
         versions.point(model, CHAMPION, entry)
@@ -243,13 +246,6 @@ def check_approver(approver: str) -> str:
 
 def _name(entry: Entry) -> dict[str, Any]:
     return {"version": entry.name, "number": entry.number, "digest": entry.digest}
-
-
-def _keep_answers(name: str, digest: str) -> None:
-    """Keep a champion's answers, since its name may later mean another adapter, trained on new data or a new base."""
-    if not paths.champions_answers(digest).exists():
-        with artifacts.staged(paths.champions_answers(digest)) as out:
-            shutil.copytree(paths.graded(name), out, dirs_exist_ok=True)
 
 
 def _exclusive(model: str) -> AbstractContextManager[None]:

@@ -102,7 +102,9 @@ def _supervise(grace_s: float, command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: received.append(number))
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
-    _adopt_orphans()
+    if sys.platform == "linux":  # become the parent of descendants whose parent dies, to wait for their end too
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
     # The names are those of clinrl.runtime.starter and forkserver: this program, without libraries, cannot import them.
     # A fork of a server above does not descend from this process, so it could not follow this process.
     env = os.environ | {"CLINRL_STARTER": str(os.getpid())}
@@ -126,13 +128,6 @@ def _supervise(grace_s: float, command: list[str]) -> int:
             return code
         os.killpg(0, signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, ORPHANED_S)
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of descendants whose parent dies, so that their end can be waited for. Linux only."""
-    if sys.platform == "linux":
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
 
 def _end_with_starter(grace_s: float) -> None:

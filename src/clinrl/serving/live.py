@@ -103,7 +103,9 @@ class Live:
                     self._held.pop(alias, None)
                     continue
                 self._check(alias, entry)
-                if self._is_news(alias, entry.digest):
+                is_held = alias in self._held and self._held[alias].served.digest == entry.digest
+                may_try = not self._has_ended and time.monotonic() >= self._wait.get(entry.digest, 0.0)
+                if not is_held and may_try:
                     self._held[alias] = self._opened(entry)
                     self._say(alias, f"{self._model}@{alias} is {entry.name} ({entry.digest[:12]})")
             except (Refused, OSError) as error:
@@ -193,10 +195,6 @@ class Live:
             self._intact[entry.digest] = fault
         if found := self._intact[entry.digest]:
             raise found
-
-    def _is_news(self, alias: str, digest: str) -> bool:
-        is_held = alias in self._held and self._held[alias].served.digest == digest
-        return not is_held and not self._has_ended and time.monotonic() >= self._wait.get(digest, 0.0)
 
     def _opened(self, entry: versions.Entry) -> Version:
         if entry.digest not in self._open:

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,6 +23,7 @@ from starlette.types import Message as Event
 from starlette.types import Receive, Scope, Send
 
 from clinrl.config.machine import LOOPBACK, Machine, read_machine
+from clinrl.config.params import Params
 from clinrl.errors import EngineError, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
@@ -34,11 +36,6 @@ from clinrl.serving.watch import Seen, Watch
 from clinrl.tasks.base import get_task
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Message
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from clinrl.config.params import Params
 
 TOKEN: Final = "CLINRL_SERVE_TOKEN"
 """The variable with the token that clients have to send."""
@@ -281,8 +278,8 @@ class Server(uvicorn.Server):
 
 
 def stage(
-    params: "Params", name: str, *, host: str, known_as: Sequence[str], port: int, at_once: int, queue: int,
-    tokens: int, timeout: int, shadow: float, source: "Path",
+    params: Params, name: str, *, host: str, known_as: Sequence[str], port: int, at_once: int, queue: int,
+    tokens: int, timeout: int, shadow: float, source: Path,
 ) -> None:  # fmt: skip
     """Serve until a signal comes; the first line of the output is the address. Port 0: any free one. `known_as`: other
     names by which clients reach the server. `source`: params.yaml, which is read again when it changes. If nothing can

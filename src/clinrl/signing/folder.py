@@ -5,20 +5,18 @@ changed byte is refused. Signing uses the library; `clinrl_loader` checks signat
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import clinrl_loader
 from clinrl.errors import SignatureError
+from clinrl.signing.dsse import signature_errors
+from clinrl.signing.keys import Key, Signer
 from clinrl_loader import SIGNATURE
 
-if TYPE_CHECKING:
-    from clinrl.signing.keys import Key, Signer
 
-
-def sign(folder: Path, signer: "Signer") -> None:
+def sign(folder: Path, signer: Signer) -> None:
     """Sign all files of a folder, and write the signature into it.
 
     Raises SignatureError if the folder is empty, if it holds a link or anything but plain files, or if signing failed.
@@ -39,7 +37,7 @@ def sign(folder: Path, signer: "Signer") -> None:
         def __init__(self) -> None:
             self._private_key = PrivateKey()
 
-    with _signature_errors():
+    with signature_errors():
         if not clinrl_loader.hashes(folder):
             raise SignatureError(f"{folder} holds no file to sign")
     partial = folder.parent / f".{folder.name}.{SIGNATURE}.partial-{os.getpid()}"
@@ -54,25 +52,17 @@ def sign(folder: Path, signer: "Signer") -> None:
         partial.unlink(missing_ok=True)
 
 
-def check(folder: Path, keys: Mapping[str, "Key"], *, but: Iterable[str] = ()) -> str:
+def check(folder: Path, keys: Mapping[str, Key], *, but: Iterable[str] = ()) -> str:
     """The name of the key that signed a folder. `but` are files at its top that may be there unsigned.
 
     Raises SignatureError naming a file that was altered, is missing or was added, or if there is no signature of a
     listed key.
     """
-    with _signature_errors():
+    with signature_errors():
         return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)[0]
 
 
-def signed_files(folder: Path, key: "Key") -> dict[str, str]:
+def signed_files(folder: Path, key: Key) -> dict[str, str]:
     """SHA-256 of each file that a key signed in a folder, by its path in it. Raises as `check` does."""
-    with _signature_errors():
+    with signature_errors():
         return clinrl_loader.check(folder, {"": key.line})[1]
-
-
-@contextmanager
-def _signature_errors() -> Iterator[None]:
-    try:
-        yield
-    except clinrl_loader.Untrusted as error:
-        raise SignatureError(str(error)) from None

@@ -61,11 +61,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.version = version
         self.steps = steps
         self.can_stop = can_stop
+        """Whether an alert of level `stop` ends the run."""
         self.waiver = waiver
         self.monitor = alerts.Monitor()
         self.moved: Callable[[], bool] = lambda: False
         self.has_moved = False
-        """Whether an alert of level `stop` ends the run."""
         self.shares = False
         """Whether the number of threads leaves the computed bytes unchanged."""
         self.queue = Queue()

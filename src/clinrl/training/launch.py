@@ -31,15 +31,14 @@ from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import identity_in, validated_identity
 from clinrl.data.sampling import omitted, training_stream
-from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.errors import Alarmed, ArtefactError, TrainingError, echo
 from clinrl.models import needs, step_time
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
 from clinrl.runtime.worker_process import live_metrics, run_worker
 from clinrl.tasks.base import GIVEN, get_task
-from clinrl.training import world
-from clinrl.training.world import OTHERS, STATUS
+from clinrl.training.world import OTHERS, STATUS, check_alone
 
 SPEC = "spec.json"
 ROWS = "rows.jsonl"
@@ -59,29 +58,32 @@ def stage(params: Params, version: str) -> None:
     training, and TrainingError if it ended without an adapter for another reason. If the same command would continue
     the run, the message says from which step.
     """
-    world.check_alone(os.environ)
+    check_alone(os.environ)
     target = paths.adapter(version)
     with exclusive(target):
         spec, rows = resolve(params, version)
         local = _on_this_machine(spec)
         folder = paths.checkpoints(version, digest(spec))
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
-        write_json(folder / SPEC, local | _trainer(params, version).model_dump(include=HANDLING))
+        handling = params.trainer(params.versions[version].profile).model_dump(include=HANDLING)
+        write_json(folder / SPEC, local | handling)
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
-        if not _completed(folder, spec["trainer"]["steps"]):
+        status, steps = _status(folder), spec["trainer"]["steps"]
+        if (status["state"], status["step"]) != ("completed", steps):
             needs.check(params, version, read_machine())
             step_time.announce(params, version, read_machine())
             # The worker may die before it writes a status. That of an earlier attempt must not pass for its own.
-            write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
+            write_json(folder / STATUS, {**status, "state": "starting", "reason": ""})
             for file in folder.glob(OTHERS.format("*")):
                 file.unlink()
             machine = Machine.model_validate(local["machine"])
-            world.say_how_to_join(machine, folder / SPEC)
+            for node in range(1, machine.nodes):
+                echo(f"another node joins by `python -m clinrl.training.world {folder / SPEC} {node}`")
             with live_metrics(folder) as tell:
                 code = run_worker(folder / SPEC, several=machine.world > 1)
                 tell(_fate(code, _status(folder)["state"]))
-            _judge(code, folder, version, spec["trainer"]["steps"])
+            _judge(code, folder, version, steps)
         with staged(target) as out:
             for file in sorted((folder / ADAPTER).iterdir()):
                 shutil.copyfile(file, out / file.name)
@@ -93,10 +95,6 @@ def stage(params: Params, version: str) -> None:
         # The status goes first: if this process is killed here, the rest must not pass for a completed run.
         (folder / STATUS).unlink()
         shutil.rmtree(folder)
-
-
-def _trainer(params: Params, version: str) -> Any:
-    return params.trainer(params.versions[version].profile)
 
 
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +119,9 @@ def resolve(params: Params, version: str) -> tuple[dict[str, Any], list[dict[str
         "parent": _parent(params, version),
         "data": validated_identity(block.data, task),
     }
-    _check_probe(version, inputs["data"])
+    proof, advice = paths.probe_proof(version), f"run `dvc repro probe@{version}`"
+    if identity_in(proof, f"{version} did not pass the probe", "probe", advice) != inputs["data"]:
+        raise ArtefactError(f"{proof} is for other data than {version} would train on; {advice}")
     cases, omit = list(read_cases(paths.cases(block.data), task)), profile.omit if profile.method == "sft" else {}
     rows = [
         {"case": row.case.id, "mode": row.mode, "omit": sorted(omitted(row.case, omit, block.seed))}
@@ -153,7 +153,7 @@ def requested(params: Params, version: str) -> dict[str, Any]:
         "omit": profile.omit if profile.method == "sft" else {},
         "reward": None if profile.method == "sft" else params.reward(version).model_dump(mode="json"),
         "modes": {mode: {"thinking": params.modes[mode].thinking} for mode in profile.modes},
-        "trainer": _trainer(params, version).model_dump(mode="json", exclude=HANDLING),
+        "trainer": params.trainer(block.profile).model_dump(mode="json", exclude=HANDLING),
     }
     optional = {
         "waiver": profile.waiver,
@@ -193,13 +193,6 @@ def _parent(params: Params, version: str) -> str:
     return identity(manifest)
 
 
-def _check_probe(version: str, data: str) -> None:
-    proof = paths.probe_proof(version)
-    advice = f"run `dvc repro probe@{version}`"
-    if identity_in(proof, f"{version} did not pass the probe", "probe", advice) != data:
-        raise ArtefactError(f"{proof} is for other data than {version} would train on; {advice}")
-
-
 def _status(folder: Path) -> dict[str, Any]:
     """The status that process 0 wrote; that of another process if it failed and process 0 did not say that it did."""
     try:
@@ -211,15 +204,10 @@ def _status(folder: Path) -> dict[str, Any]:
     return failed[0] if failed else status
 
 
-def _completed(folder: Path, steps: int) -> bool:
-    status = _status(folder)
-    return bool(status["state"] == "completed" and status["step"] == steps)
-
-
 def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     """Raise TrainingError unless the worker exited with 0 and its status says that it reached the last step."""
     status = _status(folder)
-    if code == 0 and _completed(folder, steps):
+    if (code, status["state"], status["step"]) == (0, "completed", steps):
         return
     resume = f"the same command continues from step {status['step']} of {steps}"
     if code == DISK_FULL:  # there may be no room for a status

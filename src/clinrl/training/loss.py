@@ -223,7 +223,9 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
     def _in_parts(self, prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
         budget = self.turn_budget(prompt_ids)
         width, rows = max(map(len, prompt_ids)) + budget, len(prompt_ids)
-        if self.most_tokens is not None and not self._keeps_rows():
+        # A turn that continues the rows which the previous one left in memory cannot be split.
+        keeps_rows = self.generation_path != "stock" and bool(self.tools)
+        if self.most_tokens is not None and not keeps_rows:
             rows = max(1, min(rows, self.most_tokens // width))
         parts, numbers = [], None
         if self.seed is not None:
@@ -255,10 +257,6 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         )
         left = max(whole - (len(ids) - first) for ids, first in zip(prompt_ids, opened, strict=True))
         return max(1, min(self.turn_tokens or whole, left))
-
-    def _keeps_rows(self) -> bool:
-        """Whether a turn continues the rows that the previous one left in memory, so that it cannot be split."""
-        return self.generation_path != "stock" and bool(self.tools)
 
     def _generate_part(self, numbers: Tensor | None, *arguments: Any, **named: Any) -> Any:
         if self.generation_path == "stock" and numbers is None:

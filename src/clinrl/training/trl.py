@@ -214,8 +214,9 @@ def sft_trainer(
     )
     sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
     sft.loss_path, sft.world = spec["trainer"].get("loss_path", "stock"), world
-    if phases := phases_of(spec):
-        of, numbers = task.reporting.slices[phases[0].slice], _numbers(phases, spec, len(rows))
+    phases, numbers = phases_of(spec, len(rows))
+    if phases:
+        of = task.reporting.slices[phases[0].slice]
         sft.served = [
             phase_metrics([of(row.case) for row in rows[first : first + batch]], numbers[first : first + batch], phases)
             for first in range(0, len(rows), batch)
@@ -223,15 +224,12 @@ def sft_trainer(
     return sft
 
 
-def phases_of(spec: Mapping[str, Any]) -> list[Phase]:
-    """The phases of the stream of a resolved spec; empty for a stream without phases."""
-    return [Phase.model_validate(phase) for phase in spec["stream"].get("phases", ())]
-
-
-def _numbers(phases: Sequence[Phase], spec: Mapping[str, Any], rows: int) -> list[int]:
-    """The phase number of each row, 1 for the first phase."""
+def phases_of(spec: Mapping[str, Any], rows: int) -> tuple[list[Phase], list[int]]:
+    """The phases of the stream of a resolved spec, and the phase number of each row, 1 for the first phase. Both are
+    empty for a stream without phases."""
+    phases = [Phase.model_validate(phase) for phase in spec["stream"].get("phases", ())]
     steps = spec["trainer"]["steps"]
-    return [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows)]
+    return phases, [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows if phases else 0)]
 
 
 class Grpo(SharedLossTrainer):
@@ -310,13 +308,14 @@ def grpo_trainer(
     lengths = [len(ids) for ids in encode(tokenizer, texts)]
     check_room([row.case.id for row in rows], lengths, trainer["max_completion"], window(model))
     prompts = [[turn.model_dump(include={"role", "content"}) for turn in task.prompt(row.case.facts)] for row in rows]
+    phases, numbers = phases_of(spec, len(rows))
     dataset = Dataset.from_dict(
         {
             "prompt": texts if task.episodes is None else prompts,
             "case": [row.case.model_dump_json() for row in rows],
             "mode": [row.mode for row in rows],
             "row": list(range(len(rows))),
-            **({"phase": _numbers(phases, spec, len(rows))} if (phases := phases_of(spec)) else {}),
+            **({"phase": numbers} if phases else {}),
         }
     )
     settings = GRPOConfig(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clinrl.config.machine import Machine
-from clinrl.errors import Refused, echo
+from clinrl.errors import Refused
 
 T = TypeVar("T")
 STATUS = "status.json"
@@ -117,13 +117,6 @@ def check_alone(environment: Mapping[str, str]) -> None:
             "a launcher such as torchrun started this command, which starts the processes of a training itself; set "
             "processes in machine.yaml, and give the command without a launcher"
         )
-
-
-def say_how_to_join(machine: Machine, spec: Path) -> None:
-    """Print to stderr the command by which each other node joins the training."""
-    for node in range(1, machine.nodes):
-        command = f"python -m clinrl.training.world {spec} {node}"
-        echo(f"another node joins by `{command}`")
 
 
 def main(arguments: list[str]) -> int:

@@ -9,13 +9,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.analysis import baselines
 from clinrl.analysis.exam import column
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity
+from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of, read_cases
 from clinrl.errors import ArtefactError, Refused
 from clinrl.evaluation.answers import run_of
@@ -24,9 +24,6 @@ from clinrl.registry import novelty
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 Counts = Counter[tuple[str, str]]
 """Number of requests by feature and bucket."""
@@ -83,7 +80,7 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
     return Reader(tuple(kept[:WORDS]), edges, examined, readings)
 
 
-def reference(params: "Params", name: str, digest: str, candidates: Sequence[str] = ()) -> tuple[Reader, Counts]:
+def reference(params: Params, name: str, digest: str, candidates: Sequence[str] = ()) -> tuple[Reader, Counts]:
     """The reader and the counts of the exam of a version or a merge.
 
     The counts are of texts, of answers, and of how often each of the `candidates`, named as by `shadow`, gave the same
@@ -118,7 +115,7 @@ def shadow(name: str, digest: str) -> str:
     return f"{name}@{digest[:8]}{SHADOW}"
 
 
-def _examined(params: "Params", name: str) -> tuple[Run, Record]:
+def _examined(params: Params, name: str) -> tuple[Run, Record]:
     model = params.model(name)
     folder = paths.cases(model.exam)
     exam_digest = identity(manifest_of(folder, model.task))

@@ -3,10 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from clinrl.analysis.exam import UNREADABLE, column
 from clinrl.config.model import MERGED
+from clinrl.config.params import Params
 from clinrl.config.schema import Watch
 from clinrl.errors import Refused
 from clinrl.registry.versions import Entry
@@ -16,9 +17,6 @@ from clinrl.types import Strict, Unreadable
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
 from clinrl.watching.sequential import evidence, least
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 DRIFT, SAFETY = "drift", "safety"
 """Kinds of alarms."""
@@ -83,7 +81,7 @@ class _Row(NamedTuple):
     n: list[int]
 
 
-def standing(params: "Params", entry: Entry) -> Standing:
+def standing(params: Params, entry: Entry) -> Standing:
     """The standing of a registered version by its counts. Without its exam, labels are tested, but not drift."""
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
     total = sum(days, Counts())
@@ -104,7 +102,7 @@ def standing(params: "Params", entry: Entry) -> Standing:
     )  # fmt: skip
 
 
-def is_harmful(params: "Params", entry: Entry) -> bool:
+def is_harmful(params: Params, entry: Entry) -> bool:
     """Whether the safety metric of a version is above its limit, by the labels so far."""
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
     return safety(params, task_of(entry), days, settings)[1] <= settings.alpha
@@ -115,7 +113,7 @@ def was_acted_on(entry: Entry, kind: str) -> bool:
     return any(day[ALARM, kind] for day in store.days(entry.model, entry.digest))
 
 
-def note(params: "Params", entry: Entry, kind: str) -> None:
+def note(params: Params, entry: Entry, kind: str) -> None:
     """Record that an alarm had its consequence."""
     store.add(entry.model, entry.digest, Counts([(ALARM, kind)]), {}, settings_of(params, entry.model).keep_days)
 
@@ -125,7 +123,7 @@ def task_of(entry: Entry) -> Task:
     return get_task(entry.model.removesuffix(MERGED))
 
 
-def settings_of(params: "Params", model: str) -> Watch:
+def settings_of(params: Params, model: str) -> Watch:
     """The settings for watching a registered model: those of its task in params.yaml, or the defaults."""
     return params.watches.get(model.removesuffix(MERGED), Watch())
 
@@ -178,7 +176,7 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
     return _findings(rows, settings.alpha, divided=2)
 
 
-def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch) -> Found:
+def safety(params: Params, task: Task, days: Sequence[Counts], settings: Watch) -> Found:
     """Test the safety metric on all labels so far, in any mode; without a limit on it, there are no findings."""
     name, limit = task.safety.metric, settings.limit or params.allowed_harm(task.name)
     if limit is None or not isinstance(task.metrics[name], Share) or task.episodes:  # tasks with tools are not served
