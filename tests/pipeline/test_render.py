@@ -7,7 +7,7 @@ import pytest
 
 from clinrl.artifacts import md5
 from clinrl.config.params import load_params
-from clinrl.errors import ParamsError
+from clinrl.errors import ArtefactError, ParamsError
 from clinrl.pipeline import render
 from clinrl.provenance import lock
 from clinrl.reports import figures
@@ -74,3 +74,10 @@ def test_a_figure_whose_numbers_are_not_here_stays(params, capsys):
 def test_a_name_without_a_report_is_refused(params):
     with pytest.raises(ParamsError, match=r"'esi-v94' has no report.*did you mean esi-v4"):
         render.stage(params, ["esi-v94"])
+
+
+def test_a_report_that_was_cut_short_is_named_with_what_brings_it_back(params):
+    path = Path("data/reports/esi-v43/think.json")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ArtefactError, match=r"esi-v43/think\.json is no report; restore it with `git checkout data"):
+        render.stage(params, ["esi-v43"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from clinrl.analysis.exam import UNREADABLE
+from clinrl.errors import ArtefactError
 from clinrl.reports import numbers, results
 from clinrl.tasks.base import GIVEN, Task, get_task
 
@@ -105,7 +106,8 @@ def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
     """The JSON of a report on a task, with the keys of each mapping in the order of pages.
 
     Reports are written with sorted keys. Pages have the order in which params.yaml names modes, and the task its
-    metrics, input variants, levels and labels; any other key comes after these. Raises FileNotFoundError.
+    metrics, input variants, levels and labels; any other key comes after these. Raises FileNotFoundError, and
+    ArtefactError for a file that was cut short or edited into something else.
     """
     modes = list(modes)
     pairs = [f"{first}_{second}" for first, second in combinations(modes, 2)]
@@ -116,7 +118,10 @@ def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
         GIVEN, *task.reporting.variants, *levels, *map(str, task.labels), UNREADABLE,
     ]  # fmt: skip
     places = {name: place for place, name in reversed(list(enumerate(names)))}
-    return _arranged(json.loads(path.read_bytes()), places)
+    try:
+        return _arranged(json.loads(path.read_bytes()), places)
+    except ValueError:
+        raise ArtefactError(f"{path} is no report; restore it with `git checkout {path}`") from None
 
 
 def _arranged(value: Any, places: dict[str, int]) -> Any:
