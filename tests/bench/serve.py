@@ -59,7 +59,7 @@ def ready(task: str, to: Path, backend: Any) -> Any:
         modes=modes, default_mode=next(iter(modes)),
     )  # fmt: skip
     sampler = backend.open(served, to)
-    return Version(served, sampler, backend.room(sampler), to, 0)
+    return Version(served, sampler, to, 0)
 
 
 @contextmanager

@@ -641,7 +641,7 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
     backend = Remote("esi", Vllm(url=direct.client.url))
     served = version()
     sampler = backend.open(served, tmp_path)
-    live = SimpleNamespace(names={"v1": Version(served, sampler, backend.room(sampler), tmp_path, 0)})
+    live = SimpleNamespace(names={"v1": Version(served, sampler, tmp_path, 0)})
     service = Service(cast(Any, live), backend, Bounds(at_once=2, queue=2, tokens=64, request_s=60.0))
     body = {"model": "v1", "messages": [{"role": one.role, "content": one.content} for one in asked.messages]}
     with TestClient(service) as client:
@@ -682,7 +682,7 @@ def test_a_server_that_was_started_again_is_asked_again(
     shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
     served, backend = version(), Remote("esi", Vllm(url=connect().client.url))
     sampler = backend.open(served, tmp_path)
-    live = SimpleNamespace(names={"v1": Version(served, sampler, backend.room(sampler), tmp_path, 0)})
+    live = SimpleNamespace(names={"v1": Version(served, sampler, tmp_path, 0)})
     service = Service(cast(Any, live), backend, Bounds(at_once=2, queue=2, tokens=64, request_s=60.0))
     body = {"model": "v1", "messages": [{"role": one.role, "content": one.content} for one in prompts(1)[0].messages]}
     with TestClient(service) as client:

@@ -189,9 +189,8 @@ def verdicts(report: ProtocolReport) -> tuple[list[tuple[str, str, str]], dict[s
 
 
 def published_of(task: Task) -> Benchmark:
-    """The published benchmark of a task. Raises ParamsError if there is none."""
-    if task.benchmark is None:  # does not happen: such a params.yaml is refused
-        raise ParamsError(f"nobody published a protocol of {task.name}")
+    """The published benchmark of a task."""
+    assert task.benchmark is not None  # a params.yaml with a protocol of any other task is refused
     return task.benchmark
 
 
@@ -272,10 +271,9 @@ def _sample(
     drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case],
 ) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:  # fmt: skip
     """Sampled transcripts of the cells by mode, and of the exam by mode and decoding. Each cell has its own seed."""
-    decoded = {name: params.mode(name, model.task.name) for name in params.modes}
-    modes = {name: mode.model_copy(update={"temperature": temperature}) for name, mode in decoded.items()}
     played, sampled = {}, {}
-    for name, mode in modes.items():
+    for name in params.modes:
+        mode = params.mode(name, model.task.name).model_copy(update={"temperature": temperature})
         budget = params.budget(name, model.task.name)
         with progress(f"{model.name} {name}, sampled", len(drawn) + len(exam)) as advance:
             played[name] = [

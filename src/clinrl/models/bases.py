@@ -224,28 +224,22 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     if not named:
         opening.check_checkpoint(folder)
     origin = str(locate(named, by) if named else folder)
-    gpu = torch.cuda.is_available()
-    hub_sized: dict[str, Any] = {
-        "dtype": torch.bfloat16 if gpu else torch.float32,
-        "device_map": {"": 0 if gpu else "cpu"},
-    }
+    # Others are checkpoints of the hub, and merges of them.
+    is_embedded = not named and json.loads((folder / "config.json").read_text()).get("dtype") == "float32"
     # A model of a few million parameters, in full precision, stays on the CPU: equal inputs give equal bytes there.
     weights: dict[str, Any] = {"dtype": torch.float32}
-    if named:
-        weights = hub_sized
-        qlora = qlora or named["quantize"] == "nf4"
-        reader = AutoTokenizer
-    elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
-        weights, reader = hub_sized, AutoTokenizer  # a merge of a hub checkpoint
-    else:
-        # AutoTokenizer goes by the architecture's name: it would split text as Qwen2 does, not as this tokenizer does.
-        reader = PreTrainedTokenizerFast
+    if not is_embedded:
+        gpu = torch.cuda.is_available()
+        weights = {"dtype": torch.bfloat16 if gpu else torch.float32, "device_map": {"": 0 if gpu else "cpu"}}
+    # AutoTokenizer goes by the architecture's name: it would split text as Qwen2 does, not as an embedded one does.
+    reader = PreTrainedTokenizerFast if is_embedded else AutoTokenizer
+    qlora = qlora or (bool(named) and named["quantize"] == "nf4")
     if qlora:
         weights["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16 if weights is hub_sized else torch.float32,
+            bnb_4bit_compute_dtype=torch.float32 if is_embedded else torch.bfloat16,
         )
     try:
         tokenizer = reader.from_pretrained(origin, padding_side="left", trust_remote_code=False)
@@ -259,7 +253,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"{origin} needs custom code of its own, which is never run; name a "
             "checkpoint whose architecture transformers has"
         ) from None
-    if qlora and weights is not hub_sized:
+    if qlora and is_embedded:
         from bitsandbytes.nn import Linear4bit
 
         # Unpack four bits to float32 on every machine, in exams as in training: for an exam, bitsandbytes would ask the

@@ -57,6 +57,7 @@ class Engine(Sampler):
     ) -> None:  # fmt: skip
         super().__init__(None, tokenizer, scale="full")
         self.client, self.window, self.names, self.copies = client, window, names, copies
+        self.room = min(filter(None, (window, client.max_length)))
         self.adapter: str | None = None
         self.identity = {
             "name": "vllm", "version": client.version, "model": client.model.removesuffix(f":{DTYPE}"), "dtype": DTYPE,

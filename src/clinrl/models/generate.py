@@ -114,7 +114,8 @@ class Sampler:
         rows: int | None = None, shared: bool = False, scale: Scale = "embedded", place: str = "an exam",
     ) -> None:  # fmt: skip
         self.model, self.tokenizer = model, tokenizer
-        self.window = None if model is None else window(model)
+        self.window = self.room = None if model is None else window(model)
+        """Tokens that prompt and completion may have together; None: any number. A server may have less `room`."""
         self.max_tokens, self.rows = max_tokens, rows
         self.scale, self.place = scale, place
         self._is_shared = shared and rows is None

@@ -19,10 +19,12 @@ from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoProfile, SftProfile
 from clinrl.errors import OutOfMemory, ParamsError, Refused
 from clinrl.models import bases, hub
+from clinrl.models.chat import encode_pieces, to_pieces
 from clinrl.models.estimate import GIB, TRAINED, Size, measure
 from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED
 from clinrl.models.judges import TOGETHER
 from clinrl.models.pretrain import shape
+from clinrl.models.rollout import schemas
 from clinrl.models.shapes import SHAPES
 from clinrl.runtime.gpus import Gpu, visible
 from clinrl.tasks.base import Task, get_task
@@ -319,8 +321,6 @@ def _lengths(task: Task, folder: Path | None) -> tuple[int, int]:
 
     Counted by the tokenizer in `folder` of an embedded base, whose tokens are whole phrases; else by CHARACTERS.
     """
-    from clinrl.models.rollout import schemas
-
     cases = list(task.cases(CASES, 0, pool="exam", mix=task.checks.mixes[0]))
     if folder is not None:
         return _encoded(task, cases, folder)
@@ -332,9 +332,6 @@ def _lengths(task: Task, folder: Path | None) -> tuple[int, int]:
 
 def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]:
     from transformers import PreTrainedTokenizerFast
-
-    from clinrl.models.chat import encode_pieces, to_pieces
-    from clinrl.models.rollout import schemas
 
     tokenizer, tools = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False), schemas(task)
     texts = [

@@ -111,10 +111,6 @@ class Local:
             self._todo.append(what)
             self._changed.notify()
 
-    def room(self, sampler: Sampler) -> int | None:
-        """Tokens that prompt and completion may have together; None: any number."""
-        return sampler.window
-
     def is_failing(self, digest: str) -> bool:
         """Whether the last FAILURES batches of a version failed, and no version has answered since."""
         return self._failures[digest] >= FAILURES
@@ -241,10 +237,6 @@ class Remote:
 
     def submit(self, job: Job) -> None:
         self._pool.submit(self._write, job)
-
-    def room(self, sampler: Sampler) -> int | None:
-        assert isinstance(sampler, engine.Engine)
-        return min(filter(None, (sampler.window, sampler.client.max_length)))
 
     def is_failing(self, _: str) -> bool:
         """Never: a server that is away is asked again, and a restart of this process would not bring it back."""

@@ -45,8 +45,6 @@ class Version:
 
     served: Served
     sampler: Sampler
-    room: int | None
-    """Tokens that prompt and completion may have together; None: any number."""
     folder: Path
     since: int
     """When it was opened, in seconds since 1970."""
@@ -209,8 +207,7 @@ class Live:
                 if waiver := read_manifest(folder / served.form).spec.get("waiver"):
                     raise GateError(f"{served.name} was trained on a waiver ({waiver}) and is never served")
                 sampler = self._backend.open(served, folder)
-                room, now = self._backend.room(sampler), int(time.time())
-                self._open[entry.digest] = Version(served, sampler, room, place, now)
+                self._open[entry.digest] = Version(served, sampler, place, int(time.time()))
             except Exception as error:  # whatever is wrong with this one, the others are served
                 self._wait[entry.digest] = time.monotonic() + 5 * (time.monotonic() - started)
                 has_reason = isinstance(error, Refused | OSError)

@@ -191,7 +191,7 @@ class Service:
             raise Refusal(400, says, param="messages") from error
         (ids,) = encode(sampler.tokenizer, [text])
         wanted = ask.max_completion_tokens or ask.max_tokens
-        left = self._bounds.tokens if version.room is None else min(self._bounds.tokens, version.room - len(ids))
+        left = self._bounds.tokens if sampler.room is None else min(self._bounds.tokens, sampler.room - len(ids))
         budget = wanted or min(decoding.max_new_tokens, left)
         if budget > left or left < 1:
             says = f"the prompt has {len(ids)} tokens, which leaves {max(left, 0)} for an answer"

@@ -122,7 +122,9 @@ class Checked:
         found = self.world.gathered([here] if has_gradient else [])
         if not found:
             return None
-        gaps = dict(zip(names, (largest(some) for some in zip(*found, strict=True)), strict=True))
+        # By torch: if one of several gaps is NaN, so is the largest.
+        largest: list[float] = torch.tensor(found).max(0).values.tolist()
+        gaps = dict(zip(names, largest, strict=True))
         for name, gap in gaps.items():
             self._metrics["train"][name].append(gap)
         allowed = max(allowed, ROUNDED * gaps.get(ROUNDING, 0.0))
@@ -338,11 +340,6 @@ def inside(wrapper: Any, ours: Callable[..., Any], *arguments: Any, **named: Any
         return wrapper(*arguments, **named)
     finally:
         module.forward = forward
-
-
-def largest(gaps: Sequence[float]) -> float:
-    """The largest of some differences; NaN if one of them is NaN."""
-    return float(torch.tensor(gaps).max())
 
 
 def keeps_cache(trainer: Any) -> bool:

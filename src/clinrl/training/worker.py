@@ -18,6 +18,9 @@ from clinrl import paths
 from clinrl.artifacts import canonical_json, write_json
 from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError, disk_is_full, echo
 from clinrl.runtime import determinism, gpus
+from clinrl.runtime.starter import die_with
+from clinrl.tasks.base import get_task
+from clinrl.training.launch import DISK_FULL, ROWS, SPEC
 from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
 
 VERDICTS = "verdicts.jsonl"
@@ -30,10 +33,6 @@ LOSS_PATH = "loss_path.json"
 def main(arguments: list[str]) -> int:
     """Train as the spec at the first argument says, and return the exit code. The second, if given, is the id of a
     process with which this one dies."""
-    from clinrl.runtime.starter import die_with
-    from clinrl.tasks.base import get_task
-    from clinrl.training.launch import SPEC
-
     path = Path(arguments[0])
     if path.name != SPEC or not path.is_file():
         print(f"clinrl.training.worker: {path} is not a {SPEC}; `clinrl train` writes one", file=sys.stderr)
@@ -56,7 +55,6 @@ def main(arguments: list[str]) -> int:
 def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
     from clinrl.models.checkpoints import latest_checkpoint
     from clinrl.training.callback import Watch
-    from clinrl.training.launch import DISK_FULL
 
     steps = spec["trainer"]["steps"]
     can_stop = spec["on_alarm"] == "stop"
@@ -101,9 +99,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl.models import bases, memory
     from clinrl.models.generate import MAX_TOKENS, SHARED, Sampler
     from clinrl.models.judges import Judges
-    from clinrl.tasks.base import get_task
     from clinrl.training import rejection, served, trl
-    from clinrl.training.launch import ROWS
     from clinrl.training.monitor import HeldOut
     from clinrl.training.rows import read_rows
 
