@@ -286,6 +286,7 @@ def test_a_library_that_is_not_installed_is_a_sentence(project, monkeypatch, cap
         cli.main(["plan"])
 
 
+@pytest.mark.long
 def test_a_full_disk_is_said(project, capsys):
     """/dev/full is a disk without space."""
     if not Path("/dev/full").exists():
@@ -382,6 +383,7 @@ sys.exit(main(["check"]))
 """
 
 
+@pytest.mark.long
 def test_a_fork_whose_server_writes_into_a_file_may_write_into_a_pipe(tmp_path):
     """Python's own stream is still that of the file then, in which it would look for its place."""
     with (tmp_path / "log").open("w") as log:

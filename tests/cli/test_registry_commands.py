@@ -66,6 +66,7 @@ def test_from_registered_to_champion_and_back(run):
     assert (code, said) == (1, "clinrl: esi had no champion before v1; there is nothing to roll back to\n")
 
 
+@pytest.mark.long
 def test_an_approval_that_was_made_elsewhere_is_given_as_a_token(run, capsys):
     run("register", "v1")
     _, _, said = run("decide", "v1")
@@ -123,6 +124,7 @@ def test_a_refused_version_says_why_and_ends_with_1(run):
     assert (code, said.startswith("clinrl: v3 may not be promoted: critical_under")) == (1, True)
 
 
+@pytest.mark.long
 def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsys):
     main(["register", "v1"])
     capsys.readouterr()

@@ -187,6 +187,7 @@ def test_who_looks_at_the_counts_is_beside_what_serves_and_its_end_is_not_that_o
     assert {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI"} <= variables(watches).keys()
 
 
+@pytest.mark.long
 def test_the_exams_against_which_drift_is_seen_are_fetched() -> None:
     follows = next(one for one in pods(read("base"))["serve"]["initContainers"] if one["name"] == "follow")
     assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"} <= variables(follows).keys()

@@ -251,6 +251,7 @@ def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path)
     assert ended(retrain, "esi", approver="Ada Lovelace").message == "esi-v3 is the champion of esi"
 
 
+@pytest.mark.long
 def test_a_params_yaml_that_is_edited_meanwhile_stops_the_release(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +340,7 @@ def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> 
     assert champion() == "v2"
 
 
+@pytest.mark.long
 def test_nobody_to_ask_is_said_and_nothing_is_promoted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.release import release
 

@@ -223,6 +223,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_what_is_resolved_again_is_written_again(checkout: Path) -> None:
     """But for torch, of which the checkout's uv says nothing. The vLLM file keeps what was written of licences."""
     vllm = checkout / pins.VLLM

@@ -477,6 +477,7 @@ def test_a_registration_that_was_killed_is_completed(project):
     assert not any(Path(".clinrl/registry").iterdir())
 
 
+@pytest.mark.long
 def test_a_file_that_was_altered_in_the_store_is_put_back(project):
     first = register(project, "v1")
     weights = folder_of(first) / "adapter/adapter_model.safetensors"
@@ -671,6 +672,7 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     assert json.loads(stored.read_text()) == report
 
 
+@pytest.mark.long
 def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champion(project, first):
     point("esi", "champion", first)
     point("esi", "candidate", None)
@@ -688,6 +690,7 @@ def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champio
     assert holder("esi", "previous") == find("esi", "v1") == find("esi", "champion")
 
 
+@pytest.mark.long
 def test_an_older_version_that_is_registered_again_is_no_candidate_in_place_of_a_newer_one(project, first):
     """As a retraining does whose run was deleted."""
     register(project, "v2")
@@ -699,6 +702,7 @@ def test_an_older_version_that_is_registered_again_is_no_candidate_in_place_of_a
     assert holder("esi", "candidate") is None
 
 
+@pytest.mark.long
 def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(project, first):
     with connect() as client:
         client.delete_model_version("esi", "1")

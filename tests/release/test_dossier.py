@@ -143,6 +143,7 @@ def test_a_missing_artefact_is_said_to_be_not_done(committed):
     assert "The gate's decision on this version: not done." in written["change-control.md"]
 
 
+@pytest.mark.long
 def test_plan_and_preregistration_are_shown_as_soon_as_there_are_any(committed):
     dossier.stage(committed, PARAMS, "imaging-labels-1")
     before = pages("imaging-labels-1")
@@ -200,6 +201,7 @@ def test_a_lock_that_cannot_be_read_stops_it_and_is_not_taken_for_none(committed
         dossier.stage(committed, PARAMS, "esi-v49")
 
 
+@pytest.mark.long
 def test_a_recipe_edited_after_the_training_stops_it(committed):
     file = Path("params/esi.yaml")
     file.write_text(file.read_text().replace("lr: 5.0e-4, steps: 60", "lr: 5.0e-4, steps: 61"))

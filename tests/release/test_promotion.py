@@ -671,6 +671,7 @@ def left():
     return bodies[-1]["budget"]["left_after"]
 
 
+@pytest.mark.long
 @after("v2")
 def test_a_release_spends_of_the_budget_and_the_same_question_nothing_more(params):
     refused = decisions.decide(planned(), "v3")

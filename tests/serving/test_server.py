@@ -186,6 +186,7 @@ def test_where_no_version_has_a_name_no_request_is_sent_and_nothing_is_started_a
         assert health(one)["/health"] == (200, "ok")
 
 
+@pytest.mark.long
 def test_a_candidate_that_fails_beside_a_sound_champion_ends_nothing(released: Any) -> None:
     versions.point("esi", "candidate", versions.find("esi", "v2"))
     with running(released) as one:

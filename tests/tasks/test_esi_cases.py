@@ -41,6 +41,7 @@ def test_a_case_without_a_level_is_refused(level: int) -> None:
         EsiCase.model_validate(case | {"key": case["key"] | {"level": level}})
 
 
+@pytest.mark.long
 def test_pools_share_no_template(exam: list[EsiCase], train: list[EsiCase]) -> None:
     assert {pool_of(case.group) for case in exam} == {"exam"}
     assert {pool_of(case.group) for case in train} == {"train"}

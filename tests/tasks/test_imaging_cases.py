@@ -60,6 +60,7 @@ def test_held_out_conditions_are_in_the_exam_alone():
         assert not [condition.says for condition in HELD_OUT if condition.says.lower() in texts]
 
 
+@pytest.mark.long
 def test_all_procedures_of_a_variant_lie_in_one_pool():
     variants = {
         pool: {variant_of(case.key.scenario) for case in drawn(pool, n=150)}

@@ -388,6 +388,7 @@ def test_equal_completions_that_cancel_out_decide_nothing(trainers, monkeypatch)
     assert trainer.agrees is True
 
 
+@pytest.mark.long
 def test_the_benchmark_compares_four_ways_to_one_gradient():
     found = grpo_loss.ways(*tiny("qwen3"), groups=3, live=1, size=2, prompt=5, completion=4)
     stock = found["stock"]()

@@ -105,6 +105,7 @@ def test_what_is_drawn_as_the_exam_was_raises_an_alarm_in_at_most_alpha_of_all_l
     assert drift([counted(60) for _ in range(6)], known, settings)[1] <= settings.alpha
 
 
+@pytest.mark.long
 def test_what_is_not_served_yet_is_tested_with_the_rest(exam: Any) -> None:
     """So that p does not fall because a feature joins the others."""
     reader, known = exam

@@ -164,6 +164,7 @@ def test_the_promises_are_counted_from_the_weeks() -> None:
     assert not promised([begun], lost=1)["kept"]
 
 
+@pytest.mark.long
 def test_the_page_and_its_picture_follow_from_the_report_alone() -> None:
     line = moved("promotion", "v2")
     weeks = [week(1, decision("v2", promote=True), line, champion="v2"), week(2, events=[{"kind": "full disk"}])]
