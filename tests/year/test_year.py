@@ -26,7 +26,7 @@ from clinrl.config.files import read_files  # noqa: E402
 from clinrl.config.params import Params, load_params  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
 from clinrl.release import promotion  # noqa: E402
-from clinrl.watching import store  # noqa: E402
+from clinrl.watching import counts, store  # noqa: E402
 
 
 def sections() -> dict[str, Any]:
@@ -130,10 +130,14 @@ def test_nothing_is_counted_before_the_server_has_written_anything_down(
     import year
 
     monkeypatch.chdir(tmp_path)
-    assert not year.are_counted(["a"])
-    store.add("esi", "v1", {}, {"a": ("think", "2")}, keep_days=7)
-    assert year.are_counted(["a"])
-    assert not year.are_counted(["a", "b"])
+    day = store.today()
+    assert not year.are_counted(["a"], day, 0)
+    seen = Counter({(counts.shadow("v2", "0123") + "think", counts.SAME): 2, (counts.TEXT, "likely"): 2})
+    store.add("esi", "v1", seen, {"a": ("think", "2")}, keep_days=7)
+    assert year.are_counted(["a"], day, 2)
+    assert not year.are_counted(["a", "b"], day, 2)
+    assert not year.are_counted(["a"], day, 1)
+    assert not year.are_counted(["a"], day - 1, 2)
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ BEGIN = date(2026, 1, 5)
 ASKED = 60
 """Requests of a week, every other one with thinking; each waits for the answer before it. Of 40, three weeks' labels
 were needed before a version that misses infants with fever was rolled back."""
+ASKED_TOY = 20
 CANARY = "Zyxwvut Qrstonia, room 31415926"
 """Stands in one request of each week, in the place of a patient's name."""
 EXAM_HAS_FEW = {"infant_fever": 0.01, "child_fever": 0.01}

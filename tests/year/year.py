@@ -39,28 +39,31 @@ import timeline  # noqa: E402
 import world  # noqa: E402
 
 import forks  # noqa: E402
+import serve  # noqa: E402
 from clinrl import paths  # noqa: E402
 from clinrl.artifacts import write_json, write_text  # noqa: E402
 from clinrl.cli.main import main as clinrl  # noqa: E402
 from clinrl.config.params import load_params  # noqa: E402
+from clinrl.errors import GateError, Refused  # noqa: E402
 from clinrl.evaluation.answers import load_report  # noqa: E402
 from clinrl.pipeline import propose  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
 from clinrl.release import audit_log  # noqa: E402
+from clinrl.release.standing import check_servable  # noqa: E402
 from clinrl.runtime import child, determinism, starter  # noqa: E402
 from clinrl.runtime.forkserver import Fork  # noqa: E402
 from clinrl.runtime.guard import listen  # noqa: E402
 from clinrl.signing import keys  # noqa: E402
 from clinrl.tasks.base import get_task  # noqa: E402
 from clinrl.types import Message, Transcript  # noqa: E402
-from clinrl.watching import standing, store  # noqa: E402
+from clinrl.watching import counts, standing, store  # noqa: E402
 from flows import credentials, servers  # noqa: E402
 from processes import free_port  # noqa: E402
 
 REPORT = ROOT / "data/reports/year.json"
 SEED = 2026
-BATCH = 20
-"""Requests that the server writes down together, at least."""
+EVERY = "0.9999999999"
+"""The share of answers that get one in shadow: a share is below 1, and this one is above any answer's number."""
 LIMIT_S = servers.STARTUP_S = 1800.0
 """Seconds after which something hangs."""
 UNUSED = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "TRIGGERS")
@@ -97,6 +100,7 @@ class Hospital:
     def __init__(self, scratch: Path, seed: int, stack: ExitStack, *, is_toy: bool) -> None:
         self.is_toy, self.seed, self.stack, self.ada = is_toy, seed, stack, people.signer_in(scratch / "ada")
         self.calendar, self.log, self.results = (scratch / name for name in ("today", "year.log", "results"))
+        self.uncounted = scratch / serve.UNCOUNTED
         self.calendar.write_text(str(world.day(1)), encoding="ascii")
         self.results.mkdir()
         self.log.touch()
@@ -130,8 +134,8 @@ class Hospital:
         child.end(self.running.pop(name), 0.0)
 
     def serve(self) -> None:
-        """Start `clinrl serve` with a shadow of nearly every request."""
-        words = [sys.executable, str(HERE / "serve.py"), str(self.calendar), "esi", "--port", "0", "--shadow", "0.99"]
+        """Start `clinrl serve` with a shadow of every request."""
+        words = [sys.executable, str(HERE / "serve.py"), str(self.calendar), "esi", "--port", "0", "--shadow", EVERY]
         log = self.stack.enter_context(self.log.open("a"))
         self.serving = child.start(words, stdout=-1, stderr=log, env=os.environ | {"PYTHONPATH": f"{ROOT}/src"})
         self.stack.callback(child.end, self.serving)
@@ -178,13 +182,16 @@ class Hospital:
         return said["id"], said["model"], level if isinstance(level, int) else 0
 
     def traffic(self, week: int, number: int) -> list[Answer]:
-        """Ask what is asked in a week, a batch at a time, each when the one before has been counted."""
-        found: list[Answer] = []
+        """Ask what is asked in a week, of the versions that the registry names; all of it is counted afterwards."""
+        if "mlflow" in self.running:  # else the server goes on with those that it has
+            named = self.call(names)
+            until(lambda: self.served() == named)
+        has_shadow, found = f"esi@{versions.CANDIDATE}" in self.served(), list[Answer]()
         for request in world.requests(week, self.seed, number):
             with suppress(httpx.HTTPError):
                 found.append(Answer(request, *self.ask(request)))
-            if found and len(found) % BATCH == 0:
-                until(lambda: are_counted([one.ident for one in found[-BATCH:]]))
+        shadows = len(found) if has_shadow else 0
+        until(lambda: are_counted([one.ident for one in found], world.day(week), shadows))
         return found
 
     def served(self) -> set[str]:
@@ -193,33 +200,34 @@ class Hospital:
 
     @contextmanager
     def asking(self, lost: Counter[str]) -> Iterator[None]:
-        """Somebody asks without a pause, until the champion of the block's end is served."""
+        """Somebody asks without a pause, until the champion of the block's end is served.
+
+        How often depends on the speed of the machine, so these requests are not counted.
+        """
         out, done = self.results / "asking.json", self.results / "done"
         done.unlink(missing_ok=True)
+        self.uncounted.touch()
         patients = cycle(world.requests(1, self.seed - 1, 400))
 
         def program() -> int:
-            asked, by, name, idents = 0, Counter[str](), "", list[str]()
-            # Whole batches of the last version: what is left of one is written down with others, who knows when.
-            while not done.exists() or by[name] % BATCH:
+            asked, answered = 0, 0
+            while not done.exists():
                 asked += 1
                 with suppress(httpx.HTTPError):
-                    ident, name, _ = self.ask(next(patients))
-                    by[name] += 1
-                    idents.append(ident)
-            write_json(out, {"asked": asked, "answered": by.total(), "last": idents[-BATCH:]})
+                    self.ask(next(patients))
+                    answered += 1
+            write_json(out, {"asked": asked, "lost": asked - answered})
             return 0
 
         client = Fork(program, partial(starter.die_with, os.getpid()))
         try:
             yield
-            until(lambda: self.served() == {"esi@champion", champion()})
+            until(lambda: self.served() == {f"esi@{versions.CHAMPION}", champion()})
         finally:
             done.touch()
             client.wait(LIMIT_S)
-        said = json.loads(out.read_text())
-        until(lambda: are_counted(said["last"]))
-        lost.update(changes=1, asked=said["asked"], lost=said["asked"] - said["answered"])
+            self.uncounted.unlink()
+        lost.update(changes=1, **json.loads(out.read_text()))
 
 
 def body(request: world.Request) -> dict[str, Any]:
@@ -234,7 +242,6 @@ def body(request: world.Request) -> dict[str, Any]:
 
 def flow(module: str, name: str) -> dict[str, Any]:
     """Run a flow about the task to its end, and say how it ended."""
-    from clinrl.errors import Refused
     from flows import runs
 
     try:
@@ -256,6 +263,16 @@ def champion() -> str:
     ]
     body = lines[-1].body if lines else {}
     return str(body["to"]["version"] if "to" in body else body.get("version", ""))
+
+
+def names() -> set[str]:
+    """The names that the server should have by the audit log and the registry, as soon as it has looked."""
+    found, candidate = {f"esi@{versions.CHAMPION}", champion()}, versions.holder("esi", versions.CANDIDATE)
+    with suppress(GateError):
+        if candidate is not None:
+            check_servable(load_params(), candidate, versions.CANDIDATE)
+            found |= {f"esi@{versions.CANDIDATE}", candidate.name}
+    return found
 
 
 def until(is_so: Callable[[], object]) -> Any:
@@ -289,7 +306,7 @@ def given(path: Path, answers: Sequence[tuple[str, int]]) -> int:
 
 def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
     """One week. Returns what the report says of it."""
-    asked = BATCH if hospital.is_toy else world.ASKED
+    asked = world.ASKED_TOY if hospital.is_toy else world.ASKED
     hospital.calendar.write_text(str(world.day(week)), encoding="ascii")
     away = {server for server in ("prefect", "mlflow") if any(event.says.lower().startswith(server) for event in
             world.events(week) if event.kind == world.AWAY)}  # fmt: skip
@@ -347,14 +364,17 @@ def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def are_counted(idents: Sequence[str]) -> bool:
-    """Whether the server has written down that it gave these answers: only then do their labels count."""
+def are_counted(idents: Sequence[str], day: int, shadows: int) -> bool:
+    """Whether the server has written down that it gave these answers, and so many in shadow on a day."""
     try:
         with closing(sqlite3.connect(f"file:{paths.watched('esi')}?mode=ro", uri=True)) as held:
             salt = next((row[0] for row in held.execute("SELECT salt FROM secret")), b"")
             keys = [hmac.new(salt, ident.encode(), hashlib.sha256).hexdigest() for ident in idents]
             query = f"SELECT count(*) FROM answers WHERE id IN ({', '.join('?' * len(keys))})"
-            return bool(held.execute(query, keys).fetchone()[0] == len(keys))
+            ((answers,),) = held.execute(query, keys)
+            query = "SELECT coalesce(sum(n), 0) FROM counts WHERE day = ? AND instr(feature, ?)"
+            ((found,),) = held.execute(query, (day, counts.SHADOW))
+            return bool(answers == len(keys) and found == shadows)
     except sqlite3.OperationalError:  # the server makes the file, and its tables, when it first writes
         return False
 
