@@ -64,6 +64,8 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "a list as a key": ("? [a]\n: 1", "('a',) is not a key here"),
     "a mapping as a key": ("? {a: b}\n: 1", "found unhashable key"),
     "two documents": ("a: 1\n---\nb: 2", "found another document"),
+    "a conflict": ("a: 1\n<<<<<<< HEAD\nb: 1\n=======\nb: 2\n>>>>>>> other\n", "line 2: a mark of a conflict of git"),
+    "half a conflict": ("a: 1\nb: 1\n=======\nb: 2\n", "line 3: a mark of a conflict of git"),
     "another YAML": ("%YAML 9.9\n---\na: 1", "found incompatible YAML document"),
 }
 

@@ -317,6 +317,21 @@ def test_graded_answers_to_another_question_are_refused(project):
         answers.load_answers(run, "direct", "v1")
 
 
+def test_answers_under_a_variant_are_to_each_case_that_has_it_once_and_in_order(project):
+    variant = min(ESI.reporting.variants)
+    run = run_of(model(), {"direct": MINE})
+    shown = {case.id for case in EXAM if ESI.reporting.variants[variant](case) is not None}
+    lines = [line for line in graded(MINE) if line.case_id in shown]
+    assert len(lines) > 1
+    for given, fits in ((lines, True), ([*lines, lines[0]], False), (lines[::-1], False), (lines[1:], False)):
+        write_text(Path(f"direct.{variant}.jsonl"), "".join(line.model_dump_json() + "\n" for line in given))
+        if fits:
+            assert answers.load_variants(run, "direct", Path(), [variant, "plain"]) == {variant: lines}
+            continue
+        with pytest.raises(ArtefactError, match=f"not answer the cases of this exam that have the variant {variant}"):
+            answers.load_variants(run, "direct", Path(), [variant])
+
+
 def test_a_missing_report_says_how_to_make_it(project):
     with pytest.raises(ArtefactError, match="dvc repro evaluate@v9"):
         answers.load_report("v9", "think")

@@ -47,6 +47,13 @@ def test_an_output_that_two_stages_claim_is_refused(checkout: Path) -> None:
         lock.read()
 
 
+def test_a_lock_that_is_a_folder_is_refused(checkout: Path) -> None:
+    Path("dvc.lock").unlink(missing_ok=True)
+    Path("dvc.lock").mkdir()
+    with pytest.raises(ArtefactError, match=r"dvc\.lock is not a lock file of DVC's; restore it from git"):
+        lock.read()
+
+
 def test_a_lock_with_the_marks_of_a_merge_is_refused_with_what_git_can_do(checkout: Path) -> None:
     write_text(Path("dvc.lock"), "stages:\n<<<<<<< HEAD\n  a: {}\n=======\n  b: {}\n>>>>>>> other\n")
     with pytest.raises(ArtefactError, match=r"marks of a conflict of git; take one side .*--ours dvc\.lock"):

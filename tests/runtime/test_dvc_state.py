@@ -210,6 +210,16 @@ def test_a_merge_that_is_not_finished_is_left_to_the_person(recorded: Path) -> N
     assert dvc_state.LOCK.read_text() == conflict
 
 
+def test_a_lock_that_is_a_folder_is_left_to_the_person(recorded: Path) -> None:
+    dvc_state.keep()
+    dvc_state.LOCK.unlink()
+    dvc_state.LOCK.mkdir()
+    dvc_state.keep()
+    dvc_state.fence()
+    assert dvc_state.LOCK.is_dir()
+    assert dvc_state.COPY.is_file()
+
+
 def test_no_copy_is_taken_of_what_dvc_is_writing(recorded: Path) -> None:
     dvc_state.keep()
     whole = dvc_state.COPY.read_text()

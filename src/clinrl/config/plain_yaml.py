@@ -29,18 +29,24 @@ HIDDEN = re.compile(
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 """Characters that are invisible, end a line invisibly, or reverse the direction of the following text."""
+CONFLICT = re.compile(r"^(?:<{7} |={7}$|>{7} )", re.MULTILINE)
+"""The lines that git writes into a file which two branches changed. No mapping has a line that begins so."""
 _NUMBER = re.compile(r"[-+]?(?:0[xob][\da-fA-F_]+|[\d_.]+(?:[eE][-+]?\d+)?)")
 
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML 1.2 file within the limits. Raises ParamsError with line and column.
 
-    Repeated keys or anchors, tags, hidden characters and an alias inside its own anchor are errors too.
+    Repeated keys or anchors, tags, hidden characters, marks of a conflict of git, and an alias inside its own anchor
+    are errors too.
     """
     text = _text(path)
     if found := HIDDEN.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise ParamsError(f"{path}: line {line}: {_hidden(found)}")
+    if found := CONFLICT.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ParamsError(f"{path}: line {line}: a mark of a conflict of git; keep one side and delete the marks")
     try:
         _measure(text)
         return YAML(typ="safe").load(text)

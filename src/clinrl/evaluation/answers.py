@@ -164,19 +164,18 @@ def read_graded(path: Path) -> list[Graded]:
 def load_variants(run: Run, mode: str, folder: Path, variants: Iterable[str]) -> dict[str, list[Graded]]:
     """The graded answers of a mode under each input variant that has a file in a folder, for the cases that have it.
 
-    Raises ArtefactError if a file does not answer these cases.
+    Raises ArtefactError if a file does not answer these cases, each once and in the exam's order.
     """
     files = {variant: folder / f"{mode}.{variant}.jsonl" for variant in variants}
     found = {variant: read_graded(path) for variant, path in files.items() if path.exists()}
     for variant, lines in found.items():
-        answered = {line.case_id: line for line in lines}
         shown = [case for case in run.cases if run.task.reporting.variants[variant](case) is not None]
-        if set(answered) != {case.id for case in shown}:
+        if [line.case_id for line in lines] != [case.id for case in shown]:
             raise ArtefactError(
-                f"{files[variant]} does not answer the cases of this exam that have the variant {variant}; evaluate "
-                "again"
+                f"{files[variant]} does not answer the cases of this exam that have the variant {variant}, in its "
+                "order; evaluate again"
             )
-        check_answers(run.task, shown, [answered[case.id] for case in shown], files[variant])
+        check_answers(run.task, shown, lines, files[variant])
     return found
 
 

@@ -52,7 +52,7 @@ def read(path: Path = LOCK) -> Lock:
         paired = [(out["path"], out["md5"]) for entry in stages.values() for out in entry.get("outs", ())]
     except FileNotFoundError:
         raise ArtefactError(f"{path.name} is not here, so nothing says what was built; run `dvc repro`") from None
-    except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+    except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, IsADirectoryError):
         if b"<<<<<<<" in content:
             mend = f"take one side (in a merge `git checkout --ours {path}`); `dvc repro` makes what it lacks"
             raise ArtefactError(f"{path} has the marks of a conflict of git; {mend}") from None

@@ -159,7 +159,7 @@ def _list_places(places: Iterable[Path], between: str = " ") -> str:
 def keep() -> None:
     """Keep a copy of dvc.lock, which DVC has just read, unless another DVC is writing it."""
     with locked(Path.cwd() / AT_WORK, waits=False) as alone:
-        if alone and LOCK.exists():
+        if alone and LOCK.is_file():
             write_text(COPY, LOCK.read_text(encoding="utf-8"))
 
 
@@ -169,7 +169,7 @@ def _mend(root: Path) -> None:
     Does nothing while DVC is at work, if dvc.lock is whole, or in a merge that is not finished.
     """
     lock, copy = root / LOCK, root / COPY
-    if not (lock.exists() and copy.exists()):
+    if not (lock.is_file() and copy.is_file()):
         return
     text = lock.read_bytes()
     if text.endswith(b"\n") and len(text) >= copy.stat().st_size:  # nearly always the case, and cheap to check

@@ -111,7 +111,7 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; name the file or folder as it lies on this machine") from None
     except (IsADirectoryError, PermissionError) as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); name a readable CSV file") from None
+        raise DataError(f"{path} cannot be read ({error.strerror}); name a file that you may read") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise DataError(f"{path} is not a whole gzip file; fetch it again") from None
 
