@@ -75,6 +75,9 @@ def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
             _drop(unread)
             return UNREAD
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and error.filename == "git":
+                echo("git is not installed, or not in PATH; install it and give the same command again")
+                return 1
             if (number := number_of(error)) not in REFUSALS:
                 raise
             what, do = REFUSALS[number]

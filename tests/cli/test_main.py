@@ -199,6 +199,14 @@ def test_a_missing_params_file_exits_with_2(tmp_path, monkeypatch, capsys):
     assert "clinrl: params.yaml does not exist" in capsys.readouterr().err
 
 
+def test_a_machine_without_git_is_a_sentence(project, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    assert cli.main(["verify", "v2"]) == 1
+    assert capsys.readouterr().err == (
+        "clinrl: git is not installed, or not in PATH; install it and give the same command again\n"
+    )
+
+
 def test_a_folder_that_was_deleted_is_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
