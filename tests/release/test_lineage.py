@@ -70,6 +70,8 @@ def test_a_released_lineage_holds_from_the_approver_to_the_base(shown):
     ]  # fmt: skip
     assert {(link.state, link.link) for link in links if link.state != "holds"} == UNSIGNED
     said = {(link.version, link.link): link.says for link in links}
+    assert said["v1", "provenance"].startswith("nobody here signed what probe@v1, ")
+    assert "`dvc repro --force --single-item probe@v1 train@v1 " in said["v1", "provenance"]
     assert said["v2", "registry"] == "is version 2 of the registered model esi, champion"
     assert (
         "passed the gate: cases (all modes) 40 for min 10, critical_under (think) 0 for max 0.35" in said["v2", "gate"]
@@ -314,6 +316,8 @@ def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
     Path("dvc.lock").unlink()
     states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
     assert states["v1", "lock"] == states["v2", "lock"] == "unrecorded"
+    (says,) = (link.says for link in lineage.walk(params, "v1") if link.link == "provenance")
+    assert says == ("nobody here signed what evaluate@v1 made; `dvc repro --force --single-item evaluate@v1` would")
 
 
 def test_what_a_version_was_made_of_and_examined_on_must_be_here_and_recorded(params):

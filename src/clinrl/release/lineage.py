@@ -134,8 +134,9 @@ def _check_provenance(params: Params, name: str) -> tuple[str, str]:
     found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
     missing = [stage for stage in own if stage not in found]
     if missing or not own:
-        what = ", ".join(missing) or name
-        raise Unchecked("unrecorded", f"nobody here signed what {what} made; `dvc repro --force` would")
+        made = missing or [lock.exam_stage(params, name)]
+        mend = f"`dvc repro --force --single-item {' '.join(made)}`"
+        raise Unchecked("unrecorded", f"nobody here signed what {', '.join(made)} made; {mend} would")
     return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
 
 
