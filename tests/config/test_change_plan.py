@@ -83,6 +83,17 @@ def test_what_is_no_recipe_has_its_field_too():
     )
 
 
+def test_a_version_is_outside_if_one_that_it_starts_from_is():
+    params = with_draft(profile={"trainer/embedded/steps": 41})
+    child = params.versions["v3"].model_copy(update={"parent": "draft"})
+    heir = params.model_copy(update={"versions": {**params.versions, "heir": child}})
+    assert "heir is outside plans.esi.changes: profiles.draft.trainer.embedded.steps is 41" in outside(heir, "heir", 1)
+    many = params.datasets["esi-d1"].model_copy(update={"cases": 4001})
+    params = Params.model_validate(VALID)
+    params = params.model_copy(update={"datasets": {**params.datasets, "esi-d1": many}})
+    assert "v3 is outside plans.esi.changes: versions.v2.data is 'esi-d1' with 4001 cases" in outside(params, "v3", 1)
+
+
 def test_without_a_plan_everything_is_inside():
     params = with_draft(profile={"trainer/embedded/steps": 41}).model_copy(update={"plans": {}})
     assert outside(params, "draft", 10**6) is None

@@ -200,7 +200,13 @@ def test_a_placebo_is_a_tag_of_the_version_and_noted_of_what_is_made_of_it(proje
     content = json.loads(manifest.read_text())
     write_json(manifest, content | {"spec": content["spec"] | {"placebo": "random"}})
     assert log_run.stated(project, exhibits.FOLDED, "placebo") == "random"
+    assert log_run.stated(project, "v2", "placebo") == "random", "it starts from v1"
+    shutil.rmtree(manifest.parent)
     assert log_run.stated(project, "v2", "placebo") == ""
+    name = project.versions["v1"].profile
+    recipe = project.profiles[name].model_copy(update={"waiver": "w"})
+    waived = project.model_copy(update={"profiles": {**project.profiles, name: recipe}})
+    assert log_run.stated(waived, "v2", "waiver") == "w"
 
 
 def test_a_full_model_has_a_registered_model_of_its_own(shown):
@@ -670,6 +676,31 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     with connect() as client:
         stored = Path(client.download_artifacts(second.run_id, "reports/think.json"))
     assert json.loads(stored.read_text()) == report
+
+
+def test_an_examination_with_another_decoding_renews_what_is_served(project):
+    first = register(project, "v1")
+    folder = folder_of(first)
+    before = pyfunc.read(folder).modes["think"].max_new_tokens
+    think = project.modes["think"]
+    budget = {**think.max_new_tokens, "embedded": 99}
+    longer = project.model_copy(
+        update={"modes": {**project.modes, "think": think.model_copy(update={"max_new_tokens": budget})}}
+    )
+    dolls.examine(longer, "esi-base", [3])
+    dolls.examine(longer, "v1", [5])
+    locks.record(longer)
+    assert pyfunc.read(folder).modes["think"].max_new_tokens == before != 99
+    register(longer, "v1")
+    assert pyfunc.read(folder).modes["think"].max_new_tokens == 99
+
+
+def test_a_folder_with_the_files_of_another_version_is_replaced(project):
+    first, second = folder_of(register(project, "v1")), folder_of(register(project, "v2"))
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    register(project, "v2")
+    assert pyfunc.read(second).name == "v2"
 
 
 @pytest.mark.long

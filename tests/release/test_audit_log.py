@@ -64,7 +64,7 @@ def test_what_was_checked_is_not_checked_again_while_it_stays_the_same(path, mon
     with pytest.raises(ArtefactError, match="line 2 was altered"):
         read(path)
     path.write_text("".join(lines))
-    with pytest.raises(ArtefactError, match="signed from line 1 on"):
+    with pytest.raises(SignatureError, match="signed from line 1 on"):
         audit_log.read(path, {"stranger": STRANGER.key})
 
 
@@ -152,9 +152,9 @@ def signed_by_both(path):
 
 def test_a_last_line_of_somebody_whose_key_does_not_count_is_named(path):
     signed_by_both(path)
-    with pytest.raises(ArtefactError, match=r"from line 2 on with the key SHA256:.*, which does not count here"):
+    with pytest.raises(SignatureError, match=r"from line 2 on with the key SHA256:.*, which does not count here"):
         read(path)
-    with pytest.raises(ArtefactError, match="from line 2 on with the key"):
+    with pytest.raises(SignatureError, match="from line 2 on with the key"):
         append(path, "decision", {})
 
 

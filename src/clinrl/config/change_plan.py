@@ -132,21 +132,27 @@ def check(params: "Params", task: str) -> None:
 def outside(params: "Params", version: str, cases: int) -> str | None:
     """The field in which a version is outside its task's plan, as a sentence; None if it is inside, or without a plan.
 
-    `cases` is the number of its training cases.
+    Each version after the last ancestor that the plan names must be inside. `cases` is the number of training cases of
+    `version`; for those before it, the number that params.yaml asks for.
     """
     spec = params.versions[version]
     if spec.task not in params.plans:
         return None
-    changes = params.plans[spec.task].changes
-    if found := _outside(params, version, changes, cases):
-        return f"{version} is outside plans.{spec.task}.changes: {found}; change the plan, or the version"
+    changes, chain = params.plans[spec.task].changes, [f"{spec.task}-base", *params.lineage(version)]
+    planned = [place for place, name in enumerate(chain) if name in changes.ancestors]
+    says = f"versions.{version}.parent is {spec.parent!r}, which leads to none of {', '.join(changes.ancestors)}"
+    found = [] if planned else [says]
+    for name in chain[max(planned) + 1 :] if planned else ():
+        declared = getattr(params.all_data[params.versions[name].data], "cases", 0)
+        found += filter(None, [_outside(params, name, changes, cases if name == version else declared)])
+    if found:
+        return f"{version} is outside plans.{spec.task}.changes: {found[0]}; change the plan, or the version"
     return None
 
 
 def _outside(params: "Params", version: str, changes: Changes, cases: int) -> str | None:
-    spec, chain = params.versions[version], params.lineage(version)
-    if not {f"{spec.task}-base", *chain} & {*changes.ancestors}:
-        return f"versions.{version}.parent is {spec.parent!r}, which leads to none of {', '.join(changes.ancestors)}"
+    """The same of one version of a lineage, without its name."""
+    spec = params.versions[version]
     if spec.exam != changes.exam:
         return f"versions.{version}.exam is {spec.exam!r}, and releases are decided on {changes.exam}"
     if cases > changes.most_cases:

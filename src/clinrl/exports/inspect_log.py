@@ -15,7 +15,7 @@ from typing import Any, Final
 from clinrl import __version__, paths
 from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.run import Run
-from clinrl.artifacts import digest, read_manifest
+from clinrl.artifacts import digest, exclusive, read_manifest
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.evaluation.answers import check_here, load_graded, load_report, mode_of, open_run
@@ -51,7 +51,8 @@ def stage(params: Params, name: str, *, mode: str | None = None, out: Path | Non
     target.parent.mkdir(parents=True, exist_ok=True)
     writer = Path(__file__).with_name("inspect_writer.py")
     text = json.dumps(log_of(run, mode, lines, report))
-    done = subprocess.run([python, "-I", writer, target], input=text, text=True, capture_output=True, check=False)
+    with exclusive(target):
+        done = subprocess.run([python, "-I", writer, target], input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise Refused(f"Inspect did not write {target}, and says: {last[:300]}; this was tested with {REQUIREMENT}")

@@ -199,6 +199,7 @@ def _with_text_keys(value: Any) -> Any:
 
 _READERS: Mapping[str, Callable[[Path], Any]] = {
     ".json": lambda path: json.loads(path.read_bytes()),
-    ".jsonl": lambda path: [json.loads(line) for line in path.read_bytes().splitlines()],
+    # A line without its end was cut short by a kill, and nothing counts it.
+    ".jsonl": lambda path: [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]],
     ".yaml": read_yaml,
 }

@@ -20,13 +20,13 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
 from clinrl.data.dataset import is_import
-from clinrl.errors import ArtefactError, Refused, RegistryError
+from clinrl.errors import ArtefactError, RegistryError
 from clinrl.evaluation import recount
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
 from clinrl.provenance.stages import addresses_of
-from clinrl.registry.model_folder import check_signature, download, own_folder, upload
+from clinrl.registry.model_folder import download, is_of, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
 from clinrl.signing.keys import Key, Signer, signer, trusted_keys
@@ -176,9 +176,14 @@ def _alarms(name: str) -> str:
 
 
 def stated(params: Params, name: str, key: str) -> str:
-    """The value of a key in the manifest of a version, or in those of a merge's versions; empty if there is none."""
-    manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
-    return "; ".join(filter(None, (manifest.spec.get(key, "") for manifest in manifests)))
+    """The values of a key in the recipes of a version or of a merge's versions, and of their ancestors; empty if there
+    is none. A recipe is that of the manifest, or of params.yaml, where an adapter is not here."""
+    found = []
+    for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
+        folder, profile = paths.adapter(version), params.profiles[params.versions[version].profile]
+        own = read_manifest(folder).spec.get(key, "") if (folder / MANIFEST).exists() else ""
+        found.append(own or getattr(profile, key, ""))
+    return "; ".join(dict.fromkeys(filter(None, found)))
 
 
 def _checked_manifest(folder: Path) -> Manifest:
@@ -311,7 +316,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
             client.delete_logged_model(mine.model_id)
     model = found[0]
     ready = model.status == "READY"
-    if not ready or not _is_intact(client, model, made.keys):
+    if not ready or not _is_intact(client, model, made):
         upload(client, model, made, run_id)
     if not ready:
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
@@ -348,16 +353,12 @@ def logged_models(client: "MlflowClient", experiment: str, digest: str) -> list[
     return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
 
 
-def _is_intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key]) -> bool:
-    """Whether a model is as a trusted key signed it. From a server, all of its files are downloaded for this."""
+def _is_intact(client: "MlflowClient", model: "LoggedModel", made: Recorded) -> bool:
+    """Whether a model's folder is what would be uploaded. From a server, all of its files are downloaded for this."""
     with TemporaryDirectory(prefix="clinrl-") as scratch:
         folder = own_folder(client, model)
         if folder is None:
             if not client.list_logged_model_artifacts(model.model_id):  # MLflow would request a file without a name
                 return False
             folder = download(client, model, Path(scratch))
-        try:
-            check_signature(folder, keys)
-        except Refused:
-            return False
-    return True
+        return is_of(folder, made)

@@ -10,7 +10,7 @@ from clinrl import paths
 from clinrl.artifacts import MANIFEST, identity, read_manifest, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.data.dataset import read_cases
-from clinrl.errors import ArtefactError, RegistryError, mask
+from clinrl.errors import ArtefactError, Refused, RegistryError, mask
 from clinrl.provenance import bom
 from clinrl.registry import novelty, pyfunc
 from clinrl.signing.folder import check, sign, signed_files
@@ -53,13 +53,18 @@ def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
     return name
 
 
-def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str) -> None:
-    """Upload the folder of a model, signed as a whole: the weights, and the rest as `pyfunc.write` writes it.
+def is_of(folder: Path, made: "Recorded") -> bool:
+    """Whether a registered folder is whole, signed by a key that counts, and of this very model, decoding and exam."""
+    try:
+        check_signature(folder, made.keys)
+        examined = novelty.read(folder / pyfunc.EXAMINED)
+        return pyfunc.read(folder) == _record(made) and examined == _exam_texts(made.model)
+    except Refused:
+        return False
 
-    This replaces the model's former files. Raises ArtefactError if a file changed meanwhile, SignatureError if signing
-    failed, and RegistryError for an address that MLflow gives no model.
-    """
-    record = pyfunc.Served(
+
+def _record(made: "Recorded") -> pyfunc.Served:
+    return pyfunc.Served(
         name=made.model.name,
         task=made.model.task.name,
         task_version=made.manifest.task_version,
@@ -69,6 +74,15 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         modes={mode: pyfunc.Decoding(**report.mode_spec) for mode, report in made.reports.items()},
         default_mode="direct" if "direct" in made.reports else next(iter(made.reports)),
     )
+
+
+def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str) -> None:
+    """Upload the folder of a model, signed as a whole: the weights, and the rest as `pyfunc.write` writes it.
+
+    This replaces the model's former files. Raises ArtefactError if a file changed meanwhile, SignatureError if signing
+    failed, and RegistryError for an address that MLflow gives no model.
+    """
+    record = _record(made)
     parts = (
         {pyfunc.BASE: paths.base(record.task), pyfunc.ADAPTER: made.model.folder}
         if made.is_adapter

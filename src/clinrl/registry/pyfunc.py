@@ -62,6 +62,8 @@ class Decoding(Strict):
     thinking: bool
     temperature: float
     max_new_tokens: int
+    turn_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The most tokens of a turn, where a case has several; `max_new_tokens` are those of all turns."""
     top_p: float = Field(default=1.0, exclude_if=lambda value: value == 1.0)
     """Left out at its default, as in folders that were registered before there was this field."""
 

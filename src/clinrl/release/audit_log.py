@@ -71,9 +71,9 @@ def append(
     A lock makes writers take turns: no other line comes between the call of `unless` and the new line. A last line that
     a kill cut short is dropped, since its writer never got an answer. `keys` are the keys that count.
 
-    Raises ArtefactError if the chain is broken, or if the last lines were signed with a key that does not count, since
-    nothing may be built on them; `reviewed` allows the latter, for a line which says that a person read them. Raises
-    SignatureError if the signer's own key does not count: nobody could read the log any further.
+    Raises ArtefactError if the chain is broken. Raises SignatureError if the last lines were signed with a key that
+    does not count, since nothing may be built on them, unless `reviewed`, for a line which says that a person read
+    them; and if the signer's own key does not count: nobody could read the log any further.
     """
     known = _by_fingerprint(keys)
     if signer.key.fingerprint not in known:
@@ -110,9 +110,9 @@ def append(
 def read(path: Path, keys: Mapping[str, Key]) -> list[Entry]:
     """All entries, oldest first, with chain and signatures checked; empty if there is no file.
 
-    `keys` are the keys that count. Raises ArtefactError naming the first line that is not what was written, or the
-    first line after the last one whose key counts. A last line without a line end was cut short by a kill and is
-    ignored.
+    `keys` are the keys that count. Raises ArtefactError naming the first line that is not what was written, and
+    SignatureError naming the first line after the last one whose key counts: what a revoked key signed is served no
+    longer. A last line without a line end was cut short by a kill and is ignored.
     """
     if not path.exists():
         return []
@@ -199,7 +199,7 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
         entries.append(entry)
     if uncounted is not None and not reviewed:
         number, key = uncounted
-        raise ArtefactError(
+        raise SignatureError(
             f"{path} is signed from line {number} on with the key {key}, which does not count here; {advice}, trust "
             "that key with `clinrl keys trust` if you know whose it is, or, if it was revoked, read what it signed and "
             "run `clinrl keys vouch`"

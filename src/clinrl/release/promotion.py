@@ -88,7 +88,8 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         audit_log.write(params, "approval", body, unless=is_recorded)
         versions.tag(entry, {"approver": approver, "decision": decision.digest, "gate": "passed"})
         # Its name may later mean another adapter, trained on new data or a new base.
-        if not (kept := paths.champions_answers(entry.digest)).exists():
+        kept = paths.champions_answers(entry.digest)
+        if not kept.exists() or artifacts.identity(artifacts.read_manifest(kept)) != answers:
             with artifacts.staged(kept) as out:
                 shutil.copytree(paths.graded(name), out, dirs_exist_ok=True)
         if before is not None and before.digest != entry.digest:
