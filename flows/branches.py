@@ -37,13 +37,20 @@ def commit(message: str, only: Collection[str] = ()) -> None:
         git("commit", "--quiet", "--message", message)
 
 
-def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bool = True) -> None:
-    """Commit what stages wrote, and push it as a branch of the origin.
+def hand_over(
+    to: str, message: str, *, only: Collection[str] = (), replaces: bool = True, over: str | None = None
+) -> str:
+    """Commit what stages wrote, push it as a branch of the origin, and return the commit.
 
-    This replaces an older branch of that name. With `replaces` false it raises Away unless it continues that branch.
+    This replaces an older branch of that name. It raises Away if the branch is no more at the commit `over` (empty:
+    there is none), and with `replaces` false unless it continues the branch.
     """
     commit(message, only)
-    git("push", "--quiet", *(["--force"] if replaces else []), "origin", f"HEAD:refs/heads/{to}")
+    how = ["--force"] if replaces else []
+    if over is not None:
+        how = [f"--force-with-lease=refs/heads/{to}:{over}"]
+    git("push", "--quiet", *how, "origin", f"HEAD:refs/heads/{to}")
+    return git("rev-parse", "HEAD")
 
 
 def hand_over_rest(to: str, message: str, only: Collection[str]) -> None:
@@ -53,9 +60,9 @@ def hand_over_rest(to: str, message: str, only: Collection[str]) -> None:
     hand_over(to, message, only=only, replaces=False)
 
 
-def offers(to: str) -> bool:
-    """Whether the origin has a branch."""
-    return bool(git("ls-remote", "--heads", "origin", f"refs/heads/{to}"))
+def tip(of: str) -> str:
+    """The commit of a branch of the origin; empty if the origin has no such branch."""
+    return git("ls-remote", "--heads", "origin", f"refs/heads/{of}").partition("\t")[0]
 
 
 def go_on(of: str, may_change: Collection[str]) -> None:
@@ -64,7 +71,7 @@ def go_on(of: str, may_change: Collection[str]) -> None:
     Raises Refused if it changes files or folders that it may not, or a file that git or DVC obeys, since code that
     somebody pushed would run here; and if it does not merge any more.
     """
-    if not offers(of):
+    if not tip(of):
         return
     git("fetch", "--quiet", "origin", f"refs/heads/{of}")
     before = git("rev-parse", "HEAD")

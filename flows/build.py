@@ -93,7 +93,7 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
     """
     before = clone.git("rev-parse", "HEAD")
     try:
-        if branches.offers(branch):
+        if branches.tip(branch):
             branches.take_in(branch, stages, f"{name}, made by a worker")
         clone.pull(stages)
         branches.hand_over(to, name)

@@ -37,14 +37,16 @@ def make(name: str, commit: str) -> State[None]:
 
 def _make(name: str, commit: str) -> int:
     params, to = load_params(), branches.branch(commit, name)
+    before = branches.tip(to)
     stages = outputs(params)
     for reason in branches.go_on_with(name, commit, stages):
         get_run_logger().warning("stages that another worker has begun are made anew: %s", reason)
-    clone.pull([address for before in params.lineage(name) for address in stages[before]])
+    clone.pull([address for version in params.lineage(name) for address in stages[version]])
 
     def hand_over(address: str) -> None:
+        nonlocal before  # a worker that was thought lost must not replace what its successor handed over
         if address.partition("@")[0] not in steps.LIGHT:
             clone.push(stages[name])
-            branches.hand_over(to, f"{name}: {address}")
+            before = branches.hand_over(to, f"{name}: {address}", over=before)
 
     return len(steps.bring_up_to_date([*stages[name]], hand_over))

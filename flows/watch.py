@@ -23,7 +23,7 @@ from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
 from clinrl.release.moves import recorded_before, recorded_champion, rolled_back_by
 from clinrl.watching import store
-from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
+from clinrl.watching.standing import ALARM, DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
 
 
@@ -71,14 +71,15 @@ def watch(task: str) -> State[None]:
         get_run_logger().warning("alarm: %s of %s", kind, why or champion.name)
         if os.environ.get(servers.PRIVATE):  # nothing acts on an event there
             continue
-        today = store.today()
-        sent = [day for day in range(today - DAYS, today + 1) if was_acted_on(champion, SENT.format(kind, day))]
-        if (kind == DRIFT or why) and today in sent:
+        today, days = SENT.format(kind, store.today()), store.days(champion.model, champion.digest)
+        notes = {bucket for day in days for feature, bucket in day if feature == ALARM}
+        if (kind == DRIFT or why) and today in notes:
             continue
         emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
         if kind == DRIFT or why:
+            sent = [one for one in notes if one.startswith(SENT.format(kind, ""))]
             is_last = kind == DRIFT and len(sent) + 1 == DAYS
-            note(params, champion, DRIFT if is_last else SENT.format(kind, today))
+            note(params, champion, DRIFT if is_last else today)
     unseen = f"; drift was not looked at: {found.unseen}" if found.unseen else ""
     return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm{unseen}")
 

@@ -76,6 +76,20 @@ def may_write(name: str) -> dict[str, list[str]]:
     return {f"{stage}@{name}": [f"data/reports/{name}.json"] for stage in ("train", "evaluate")}
 
 
+def test_a_worker_thought_lost_does_not_replace_what_its_successor_handed_over(checkout: Path) -> None:
+    commit = clone.head()
+    to = branches.branch(commit, "v1")
+    with clone.at(commit, "lost"):
+        trained("v1")
+        first = branches.hand_over(to, "v1: train", over=branches.tip(to))
+        assert branches.tip(to) == first
+        git("push", "--force", "origin", f"{commit}:refs/heads/{to}")  # by the successor
+        write_text(Path("data/reports/v1.json"), "[]")
+        with pytest.raises(clone.Away, match="git push failed"):
+            branches.hand_over(to, "v1: evaluate", over=first)
+        assert branches.tip(to) == commit
+
+
 @pytest.mark.long
 def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checkout: Path) -> None:
     commit = clone.head()
@@ -84,10 +98,10 @@ def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checko
     with clone.at(commit, "build"):
         assert Path.cwd() != checkout
         for name in ("v1", "v2"):
-            assert branches.offers(offered[name])
+            assert branches.tip(offered[name])
             assert branches.take_in(offered[name], may_write(name), name) == [f"train@{name}"]
         branches.hand_over("built/all", "all")
-        assert not branches.offers("built/none")
+        assert not branches.tip("built/none")
     assert Path.cwd() == checkout
     assert git("status", "--porcelain") == "?? notes.txt"
     git("fetch", "-q", "origin", "built/all")
@@ -227,7 +241,7 @@ def test_a_version_whose_files_lead_elsewhere_is_not_gathered(checkout: Path, tm
             build.gather("v1", stages, to, "built/all")
         assert git("rev-parse", "HEAD") == commit
         assert not git("status", "--porcelain")
-        assert not branches.offers("built/all")
+        assert not branches.tip("built/all")
 
 
 def claimed(path: str) -> None:
@@ -583,7 +597,7 @@ def test_a_clone_signs_nothing_and_runs_no_hook_of_whoever_works_there(
     write_text(tmp_path / "hooks/pre-commit", "#!/bin/sh\nexit 1\n")
     (tmp_path / "hooks/pre-commit").chmod(0o755)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "own"))
-    assert branches.offers(made(clone.head(), "v1", lambda: trained("v1")))
+    assert branches.tip(made(clone.head(), "v1", lambda: trained("v1")))
 
 
 @pytest.mark.long

@@ -154,6 +154,21 @@ def test_drift_that_no_retraining_answers_is_sent_on_three_days(
     assert was_acted_on(entry, DRIFT)
 
 
+def test_drift_is_sent_on_three_days_where_the_watch_runs_once_a_week(
+    released: None, prefect: None, sent: Any, monkeypatch: Any
+) -> None:
+    from flows.watch import watch
+
+    entry, day = versions.find("esi", "v1"), store.today()
+    reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
+    strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
+    store.add("esi", entry.digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    for week in range(5):
+        monkeypatch.setattr(store, "today", lambda day=day + 7 * week: day)
+        run(watch)
+    assert len(sent) == 3
+
+
 @pytest.mark.parametrize("was_rolled_back", [False, True])
 def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(
     released: None, prefect: None, was_rolled_back: bool

@@ -87,6 +87,10 @@ def test_with_a_smaller_micro_batch_it_goes_on_from_its_checkpoint(
     )
     assert state() == {"state": "failed", "step": 2, "steps": 3, "reason": str(ended.value).split(": ", 1)[1]}
     assert rows == [8, 8, 8]
+    with monkeypatch.context() as loading, dolls.in_process():
+        loading.setattr(bases, "_open", exhausted)
+        with pytest.raises(TrainingError, match=r"in loading the model.*continues from step 2 of 3"):
+            launch.stage(full, "v3")
     Path("machine.yaml").write_text("micro_batch: 4\nexam_tokens: 900\n")
     with dolls.in_process():
         launch.stage(full, "v3")

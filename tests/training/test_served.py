@@ -112,6 +112,12 @@ def weights(model: Any) -> list[torch.Tensor]:
     return [tensor.clone() for name, tensor in model.state_dict().items() if "lora_" not in name]
 
 
+def test_a_rejection_whose_sampling_is_over_needs_no_server_and_records_no_sampler(tmp_path: Path) -> None:
+    spec = {"scale": "full", "method": "rejection", "task": "esi", "machine": {"sampler": "transformers"}}
+    assert served.begin(tmp_path, spec, None, None, tmp_path / "trainer/checkpoint-4") is None
+    assert not [*tmp_path.iterdir()]
+
+
 def test_each_step_is_sampled_with_its_own_adapter(server: engines.Imitation) -> None:
     before = weights(server.model)
     steps = train(steps=4)

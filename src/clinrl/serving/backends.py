@@ -163,10 +163,10 @@ class Local:
             return batch
 
     def _write(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            if job.is_dropped:
-                job.send(Dropped())
-        jobs = [job for job in jobs if not job.is_dropped]
+        dropped = [job for job in jobs if job.is_dropped]  # asked once: a client may go at any moment
+        for job in dropped:
+            job.send(Dropped())
+        jobs = [job for job in jobs if job not in dropped]
         if not jobs:
             return
         first, sampler = jobs[0], self._samplers[jobs[0].digest]

@@ -82,6 +82,8 @@ def begin(
     """
     if spec["scale"] != "full" or spec["method"] == "sft":
         return None
+    if spec["method"] == "rejection" and checkpoint is not None:  # all is sampled, and imitation needs no server
+        return None
     engine = None
     if spec["machine"]["sampler"] == "vllm":
         engine = connect(spec["task"], Vllm.model_validate(spec["machine"]["vllm"]))

@@ -68,6 +68,7 @@ def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
         with world.joined(on_cpu=is_on_cpu(spec["scale"])):
             (checkpoint,) = world.gathered([latest_checkpoint(checkpoints)] if world.is_main else [])
             reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
+            watch.saved = reached  # for a failure before the first step
             watch.status("running", reached)
             step = _fit(folder, spec, watch, checkpoint)
             watch.status("completed" if step == steps else "stopped", step)
