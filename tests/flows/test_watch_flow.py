@@ -125,7 +125,7 @@ def test_drift_is_sent_once_a_day_until_a_retraining_has_begun(
     note_drift(champions.params(), "esi")  # a retraining by the schedule answers no drift that comes later
     assert not was_acted_on(entry, DRIFT)
     strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
-    store.add("esi", entry.digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    store.add("esi", counts.key(entry.digest, reader.exam), sum(map(reader.read, strange * 10), Counts()), {}, 90)
     for days, events in ((0, 1), (0, 1), (1, 2)):
         monkeypatch.setattr(store, "today", lambda day=day + days: day)
         assert "drift new alarm" in run(watch)
@@ -146,7 +146,7 @@ def test_drift_that_no_retraining_answers_is_sent_on_three_days(
     entry, day = versions.find("esi", "v1"), store.today()
     reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
     strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
-    store.add("esi", entry.digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    store.add("esi", counts.key(entry.digest, reader.exam), sum(map(reader.read, strange * 10), Counts()), {}, 90)
     for days in (0, 2, 3, 4, 5):
         monkeypatch.setattr(store, "today", lambda day=day + days: day)
         run(watch)
@@ -162,7 +162,7 @@ def test_drift_is_sent_on_three_days_where_the_watch_runs_once_a_week(
     entry, day = versions.find("esi", "v1"), store.today()
     reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
     strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
-    store.add("esi", entry.digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    store.add("esi", counts.key(entry.digest, reader.exam), sum(map(reader.read, strange * 10), Counts()), {}, 90)
     for week in range(5):
         monkeypatch.setattr(store, "today", lambda day=day + 7 * week: day)
         run(watch)
@@ -388,7 +388,7 @@ def test_drift_starts_the_scheduled_retraining_which_hands_over_a_branch(project
     digest = versions.find("esi", "v2").digest
     reader, _ = counts.reference(load_params(), "v2", digest, [])
     strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
-    store.add("esi", digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    store.add("esi", counts.key(digest, reader.exam), sum(map(reader.read, strange * 10), Counts()), {}, 90)
     before = scripted.git("status", "--porcelain"), scripted.git("rev-parse", "HEAD")
 
     with served() as (client, deployment):

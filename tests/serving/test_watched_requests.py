@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from answering import Running, prompts, running
 
 from clinrl import paths
 from clinrl.cli import main as cli
+from clinrl.config.params import load_params
 from clinrl.config.schema import Watch as Settings
+from clinrl.errors import Refused
 from clinrl.registry import versions
 from clinrl.serving import watch
 from clinrl.watching import counts, store
@@ -36,7 +39,11 @@ def shadow() -> str:
 
 
 def total(name: str) -> counts.Counts:
-    return sum(store.days("esi", versions.find("esi", name).digest), counts.Counts())
+    digest = versions.find("esi", name).digest
+    with suppress(Refused):  # without an exam nothing is counted by one
+        exam = counts.exam_digest(load_params(), name)
+        return sum(store.days("esi", digest) + store.days("esi", counts.key(digest, exam)), counts.Counts())
+    return sum(store.days("esi", digest), counts.Counts())
 
 
 @pytest.fixture
@@ -48,8 +55,8 @@ def counted(monkeypatch: Any) -> list[str]:
     features: list[str] = []
     add = watch.Watch._add
 
-    def noted(self: watch.Watch, digest: str, where: Any) -> None:
-        add(self, digest, where := list(where))
+    def noted(self: watch.Watch, served: Any, where: Any, text: str | None = None) -> None:
+        add(self, served, where, text)
         features.extend(feature for feature, _ in where)
 
     monkeypatch.setattr(watch.Watch, "_add", noted)
@@ -106,15 +113,16 @@ def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> N
         for messages in prompts(40):
             ask(one, messages, most=1)
     champion = versions.find("esi", "v1")
-    _, exam = counts.reference(project, "v1", champion.digest)
+    reader, exam = counts.reference(project, "v1", champion.digest)
+    about = counts.key(champion.digest, reader.exam)
     texts = counts.Counts({key: n for key, n in exam.items() if not key[0].startswith(counts.ANSWER)})
-    rows, p = drift(store.days("esi", champion.digest), texts, Settings())
+    rows, p = drift(store.days("esi", about), texts, Settings())
     assert p > 0.5
     assert {row.feature for row in rows} >= {"text", "length in words", "hr", "spo2"}
     with running(project, shadow=0.0) as one:
         for number in range(60):
             ask(one, [{"role": "user", "content": f"Please order {number} boxes of printer paper."}], most=1)
-    rows, p = drift(store.days("esi", champion.digest), texts, Settings())
+    rows, p = drift(store.days("esi", about), texts, Settings())
     assert p <= 0.05
     assert rows[0].served > rows[0].limit > rows[0].exam
 
@@ -166,10 +174,11 @@ def test_what_could_not_be_written_down_is_written_later(
     monkeypatch.setattr(watch, "FLUSH_S", 0.05)
     monkeypatch.setattr(watch, "MOST", most)
     file, digest = paths.watched("esi"), versions.find("esi", "v1").digest
+    key = counts.key(digest, counts.exam_digest(project, "v1"))
     file.mkdir(parents=True)  # which SQLite cannot open
     with running(project, shadow=0.0) as one:
         asked = [ask(one, messages, most=1) for messages in prompts(3)]
-        eventually(lambda: one.service._watch._counts.get(digest, {}).get((counts.TEXT, "familiar")) == 3)
+        eventually(lambda: one.service._watch._counts.get(key, {}).get((counts.TEXT, "familiar")) == 3)
         eventually(lambda: "a count failed: OperationalError" in capfd.readouterr().err)
         file.rmdir()
         eventually(lambda: not one.service._watch._counts)

@@ -219,7 +219,8 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
             _, beside = counts.reference(params, "v1", champion.digest, [counts.shadow("v2", digest)])
         assert not [feature for feature, _ in beside if counts.SHADOW in feature]
     asked = {(counts.shadow("v2", candidate.digest) + "direct", counts.SAME): 20}
-    store.add("esi", champion.digest, sum(map(reader.read, STRANGERS * 10), Counts(asked)), {}, 90)
+    key = counts.key(champion.digest, reader.exam)
+    store.add("esi", key, sum(map(reader.read, STRANGERS * 10), Counts(asked)), {}, 90)
     with_both = standing(params, champion)
     paths.exam_record("esi", "v2").unlink()
     found = standing(params, champion)
@@ -231,5 +232,8 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
         with monkeypatch.context() as patch:
             patch.setattr("clinrl.watching.standing.drift", lambda *_, p=p: ((), p))
             assert standing(params, champion).alarms == alarms
+    asked_before = counts.key(champion.digest, "f" * 64)  # by buckets that no exam has any more
+    store.add("esi", asked_before, sum(map(reader.read, STRANGERS * 1000), Counts()), {}, 90)
+    assert standing(params, champion) == found
     paths.exam_record("esi", "v1").unlink()
     assert "data/reports" in standing(params, champion).unseen

@@ -16,6 +16,7 @@ from functools import partial
 from clinrl.analysis.exam import column
 from clinrl.errors import Refused, echo
 from clinrl.models.chat import Completion, read_turn
+from clinrl.registry.pyfunc import Served
 from clinrl.serving.backends import Backend, Dropped, Job
 from clinrl.serving.live import ALIASES, Live, Version
 from clinrl.serving.protocol import ChatRequest, TemplateOptions
@@ -35,7 +36,7 @@ MOST = 100_000
 IDLE_S = 0.05
 """Seconds between two checks whether a client waits for an answer."""
 AGAIN_S = 300.0
-"""Seconds after which a missing exam is looked for again."""
+"""Seconds after which an exam is looked for again."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Watch:
                 self.make_way()  # in case the server ends
                 self._job = None
             where = counts.shadow(candidate.served.name, candidate.served.digest) + seen.mode, outcome
-            self._enqueue(partial(self._add, seen.version.served.digest, [where]))
+            self._enqueue(partial(self._add, seen.version.served, [where]))
 
     def _enqueue(self, what: Callable[[], None]) -> None:
         with suppress(queue.Full):
@@ -149,8 +150,11 @@ class Watch:
             except Exception as fault:  # noqa: BLE001  its message may quote the request
                 echo(f"a count failed: {type(fault).__name__}")
 
-    def _add(self, digest: str, where: Iterable[tuple[str, str]]) -> None:
-        self._counts.setdefault(digest, Counts()).update(where)
+    def _add(self, served: Served, where: Iterable[tuple[str, str]], text: str | None = None) -> None:
+        """Count, and the text too, by the buckets of the version's exam; without an exam, nothing is counted."""
+        if (reader := self._learned(served.name, served.digest)) is not None:
+            found = self._counts.setdefault(counts.key(served.digest, reader.exam), Counts())
+            found.update([*where, *(reader.read(text) if text is not None else ())])
 
     def _count(self, seen: Seen) -> None:
         served = seen.version.served
@@ -158,21 +162,21 @@ class Watch:
         answers[seen.ident] = seen.mode, seen.answer
         if len(answers) > MOST:
             del answers[next(iter(answers))]
-        if (reader := self._learned(served.name, served.digest)) is not None:
-            text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
-            where = counts.ANSWER + seen.mode, seen.answer
-            self._add(served.digest, [*reader.read(text), where])
+        text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
+        where = counts.ANSWER + seen.mode, seen.answer
+        self._add(served, [where], text)
 
     def _learned(self, name: str, digest: str) -> Reader | None:
         """The reader of a version's exam; None without an exam, which is reported once. Labels count all the same.
 
-        An exam may be newer than this server, so it is looked for again every few minutes.
+        An exam may be newer than this server, and a version may take another, so it is looked for every few minutes.
         """
-        if digest not in self._readers and time.monotonic() >= self._again.get(digest, 0.0):
+        if time.monotonic() >= self._again.get(digest, 0.0):
+            self._again[digest], known = time.monotonic() + AGAIN_S, self._readers.get(digest)
             try:
-                self._readers[digest] = counts.reference(self._live.params, name, digest)[0]
+                if known is None or known.exam != counts.exam_digest(self._live.params, name):
+                    self._readers[digest] = counts.reference(self._live.params, name, digest)[0]
             except Exception as fault:  # noqa: BLE001  whatever is wrong with an exam, the version is served
-                self._again[digest] = time.monotonic() + AGAIN_S
                 reason = fault if isinstance(fault, Refused) else type(fault).__name__
                 says = f"{name} is not watched for drift: {reason}"
                 if says not in self._reported:
@@ -182,7 +186,7 @@ class Watch:
 
     def _flush(self) -> None:
         """Store counts of enough requests. Nothing changes them meanwhile, since the same thread counts."""
-        for digest in {**self._counts, **self._answers}:
+        for digest in {**self._counts, **self._answers}:  # of counts with the exam's: see `counts.key`
             found = self._counts.get(digest, Counts())
             requests = sum(n for (feature, _), n in found.items() if feature == counts.TEXT)
             enough = found if requests >= self._least else Counts()

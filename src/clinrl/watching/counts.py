@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clinrl import paths
 from clinrl.analysis import baselines
@@ -50,6 +50,8 @@ class Reader:
     """The edges of the buckets of each feature that is a number."""
     examined: novelty.Examined | None
     readings: Callable[[str], Mapping[str, float]]
+    exam: str = ""
+    """The digest of the exam."""
 
     def read(self, text: str) -> Counts:
         """One count for each feature, in the bucket of the text."""
@@ -92,7 +94,7 @@ def reference(params: Params, name: str, digest: str, candidates: Sequence[str] 
         path = paths.exam_record(run.task.name, name)
         raise ArtefactError(f"{path} is about another {name} than the registered one; run `dvc repro evaluate@{name}`")
     texts = [baselines.text(run.task, case) for case in run.shown]
-    reader = learn(run.task, run.cases, texts)
+    reader = replace(learn(run.task, run.cases, texts), exam=record.exam_digest)
     counts = sum((reader.read(text) for text in texts), Counts())
     given = {mode: [column(one) for one in record.given[mode].answers] for mode in run.modes if mode in record.given}
     for mode, answers in given.items():
@@ -110,6 +112,17 @@ def reference(params: Params, name: str, digest: str, candidates: Sequence[str] 
     return reader, counts
 
 
+def exam_digest(params: Params, name: str) -> str:
+    """The digest of the exam of a version or a merge, as it is here. Raises ArtefactError if it is missing."""
+    model = params.model(name)
+    return identity(manifest_of(paths.cases(model.exam), model.task))
+
+
+def key(digest: str, exam: str) -> str:
+    """The name under which counts of a version are stored: buckets of another exam are others, with like names."""
+    return f"{digest} {exam[:16]}"
+
+
 def shadow(name: str, digest: str) -> str:
     """The start of the features of a candidate's answers in shadow: its name and the start of its adapter's digest."""
     return f"{name}@{digest[:8]}{SHADOW}"
@@ -118,10 +131,10 @@ def shadow(name: str, digest: str) -> str:
 def _examined(params: Params, name: str) -> tuple[Run, Record]:
     model = params.model(name)
     folder = paths.cases(model.exam)
-    exam_digest = identity(manifest_of(folder, model.task))
-    run = run_of(params, model, list(read_cases(folder, model.task)), exam_digest)
+    exam = exam_digest(params, name)
+    run = run_of(params, model, list(read_cases(folder, model.task)), exam)
     record = load_record(run, name)
-    if record.exam_digest != exam_digest:
+    if record.exam_digest != exam:
         raise ArtefactError(f"{name} took another exam than {folder} holds; run `dvc repro evaluate@{name}`")
     return run, record
 

@@ -48,6 +48,7 @@ class Standing(Strict):
     version: str
     digest: str
     requests: int
+    """Those that were counted by the buckets of the present exam."""
     drift: tuple[Finding, ...]
     """The finding with the smallest p of each feature, in the order of p."""
     p: float
@@ -84,19 +85,20 @@ class _Row(NamedTuple):
 def standing(params: Params, entry: Entry) -> Standing:
     """The standing of a registered version by its counts. Without its exam, labels are tested, but not drift."""
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
-    total = sum(days, Counts())
-    asked = {feature.partition(counts.SHADOW)[:2] for feature, _ in total if counts.SHADOW in feature}
-    here = {*params.versions, *params.merges.all}
-    shadows = sorted(name + infix for name, infix in asked if name.partition("@")[0] in here)
+    total, asked, here = sum(days, Counts()), Counts(), {*params.versions, *params.merges.all}
     unlike, p, unseen = *NOTHING, ""
     try:
-        unlike, p = drift(days, counts.reference(params, entry.name, entry.digest, shadows)[1], settings)
+        by_exam = store.days(entry.model, counts.key(entry.digest, counts.exam_digest(params, entry.name)))
+        asked = sum(by_exam, Counts())
+        beside = {feature.partition(counts.SHADOW)[:2] for feature, _ in asked if counts.SHADOW in feature}
+        shadows = sorted(name + infix for name, infix in beside if name.partition("@")[0] in here)
+        unlike, p = drift(by_exam, counts.reference(params, entry.name, entry.digest, shadows)[1], settings)
     except Refused as refused:
         unseen = str(refused)
     harm, chance = safety(params, task_of(entry), days, settings)
     alarms = [kind for kind, of in ((DRIFT, p), (SAFETY, chance)) if of <= settings.alpha]
     return Standing(
-        version=entry.name, digest=entry.digest, requests=_sums(total)[counts.TEXT], drift=unlike, p=p, safety=harm,
+        version=entry.name, digest=entry.digest, requests=_sums(asked)[counts.TEXT], drift=unlike, p=p, safety=harm,
         exposed=exposed(task_of(entry), total) if harm else None, alarms=tuple(alarms),
         raised=tuple(kind for kind in (DRIFT, SAFETY) if total[ALARM, kind]), unseen=unseen,
     )  # fmt: skip
