@@ -37,19 +37,13 @@ def commit(message: str, only: Collection[str] = ()) -> None:
         git("commit", "--quiet", "--message", message)
 
 
-def hand_over(
-    to: str, message: str, *, only: Collection[str] = (), replaces: bool = True, over: str | None = None
-) -> str:
+def hand_over(to: str, message: str, *, only: Collection[str] = (), force: str = "--force") -> str:
     """Commit what stages wrote, push it as a branch of the origin, and return the commit.
 
-    This replaces an older branch of that name. It raises Away if the branch is no more at the commit `over` (empty:
-    there is none), and with `replaces` false unless it continues the branch.
+    Raises Away unless the option `force` allows it: an empty one, if this continues the branch of that name.
     """
     commit(message, only)
-    how = ["--force"] if replaces else []
-    if over is not None:
-        how = [f"--force-with-lease=refs/heads/{to}:{over}"]
-    git("push", "--quiet", *how, "origin", f"HEAD:refs/heads/{to}")
+    git("push", "--quiet", *filter(None, [force]), "origin", f"HEAD:refs/heads/{to}")
     return git("rev-parse", "HEAD")
 
 
@@ -57,7 +51,7 @@ def hand_over_rest(to: str, message: str, only: Collection[str]) -> None:
     """Hand over what an earlier run left here, merged with what the branch holds by now. Raises as `go_on` does."""
     commit(message, only)
     go_on(to, only)
-    hand_over(to, message, only=only, replaces=False)
+    hand_over(to, message, only=only, force="")
 
 
 def tip(of: str) -> str:

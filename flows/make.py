@@ -47,6 +47,6 @@ def _make(name: str, commit: str) -> int:
         nonlocal before  # a worker that was thought lost must not replace what its successor handed over
         if address.partition("@")[0] not in steps.LIGHT:
             clone.push(stages[name])
-            before = branches.hand_over(to, f"{name}: {address}", over=before)
+            before = branches.hand_over(to, f"{name}: {address}", force=f"--force-with-lease=refs/heads/{to}:{before}")
 
     return len(steps.bring_up_to_date([*stages[name]], hand_over))

@@ -89,7 +89,7 @@ def scheduled(task: str) -> State[None]:
         finally:
             if clone.git("status", "--porcelain"):
                 clone.push(addresses(load_params(), task))
-                branches.hand_over(to, f"{task} retrained", only=WRITTEN, replaces=False)
+                branches.hand_over(to, f"{task} retrained", only=WRITTEN, force="")
                 get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
 
 

@@ -14,7 +14,7 @@ import locks
 from clinrl import paths
 from clinrl.cli.main import main
 from clinrl.config.params import load_params
-from clinrl.errors import ArtefactError
+from clinrl.errors import SignatureError
 from clinrl.release import audit_log
 from clinrl.release.gate import Decision
 from clinrl.reports import numbers
@@ -85,7 +85,7 @@ def test_the_audit_file_is_read_again_once_somebody_vouched_for_what_a_revoked_k
     for file in (keys.PRIVATE, keys.PUBLIC):
         file.unlink()
     main(["keys", "init"])
-    with pytest.raises(ArtefactError, match="run `clinrl keys vouch`"):
+    with pytest.raises(SignatureError, match="run `clinrl keys vouch`"):
         audit_log.read(paths.audit_log(), keys.keyring())
     capsys.readouterr()
     assert main(["keys", "vouch", "the laptop was stolen"]) == 0

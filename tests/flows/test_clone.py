@@ -81,12 +81,12 @@ def test_a_worker_thought_lost_does_not_replace_what_its_successor_handed_over(c
     to = branches.branch(commit, "v1")
     with clone.at(commit, "lost"):
         trained("v1")
-        first = branches.hand_over(to, "v1: train", over=branches.tip(to))
+        first = branches.hand_over(to, "v1: train", force=f"--force-with-lease=refs/heads/{to}:{branches.tip(to)}")
         assert branches.tip(to) == first
         git("push", "--force", "origin", f"{commit}:refs/heads/{to}")  # by the successor
         write_text(Path("data/reports/v1.json"), "[]")
         with pytest.raises(clone.Away, match="git push failed"):
-            branches.hand_over(to, "v1: evaluate", over=first)
+            branches.hand_over(to, "v1: evaluate", force=f"--force-with-lease=refs/heads/{to}:{first}")
         assert branches.tip(to) == commit
 
 
@@ -313,7 +313,7 @@ def test_what_a_killed_run_left_is_handed_over_before_the_clone_is_used_again(ch
 
     def left() -> None:
         calls.append(git("status", "--porcelain"))
-        branches.hand_over(to, "left by a run that was killed", only=["data/reports"], replaces=False)
+        branches.hand_over(to, "left by a run that was killed", only=["data/reports"], force="")
 
     with clone.at(commit, "retrain", left):
         write_text(Path("data/reports/decisions.jsonl"), "a signed line")
@@ -333,7 +333,7 @@ def run_of(commit: str, report: str, to: str = "built/retrain-esi") -> None:
         branches.go_on(to, ["data/reports"])
         clone.begin_here()
         write_text(Path(f"data/reports/{report}.json"), "{}")
-        branches.hand_over(to, report, only=["data/reports"], replaces=False)
+        branches.hand_over(to, report, only=["data/reports"], force="")
 
 
 def test_what_could_not_be_pushed_is_handed_over_by_the_next_run(checkout: Path, tmp_path: Path) -> None:
@@ -394,14 +394,14 @@ def test_a_branch_that_was_merged_and_then_refused_is_not_handed_over(checkout: 
 def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, to = clone.head(), "built/retrain-esi"
     with clone.at(commit, "retrain"):
-        branches.hand_over(to, "begun", replaces=False)
+        branches.hand_over(to, "begun", force="")
         git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "by a person")
         git("push", "-q", "origin", f"HEAD:refs/heads/{to}")
         git("reset", "-q", "--hard", commit)
         write_text(Path("data/reports/v1.json"), "{}")
         monkeypatch.setattr(branches, "go_on", lambda *_: None)  # as if the person had been later than that
         for hand_over in (
-            lambda: branches.hand_over(to, "later", replaces=False),
+            lambda: branches.hand_over(to, "later", force=""),
             lambda: branches.hand_over_rest(to, "later", ()),
         ):
             with pytest.raises(clone.Away):
