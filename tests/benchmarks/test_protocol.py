@@ -84,6 +84,7 @@ def test_the_oracle_reaches_everything(here):
                 assert {recall.value for recall in level.recall.values()} == {1.0}
 
 
+@pytest.mark.long
 def test_everybody_is_there_in_every_mode_and_decoding(here):
     found = report("v1")
     idle = [*POLICIES, ORACLE]

@@ -317,6 +317,7 @@ def test_a_limit_of_the_shell_for_files_is_said(project):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [["plan"], pytest.param(["params", "--resolved"], marks=pytest.mark.slow)])
 def test_output_that_nobody_reads_is_no_traceback(words, project):
     reader, writer = os.pipe()

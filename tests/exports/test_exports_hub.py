@@ -53,6 +53,7 @@ def hub(project, tmp_path, monkeypatch):
         yield hub_
 
 
+@pytest.mark.long
 def test_what_was_pushed_is_what_was_examined(hub, tmp_path, capsys):
     assert cli.main(["push", "v2", "--repo", REPO]) == 0
     printed = capsys.readouterr()

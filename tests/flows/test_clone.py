@@ -76,6 +76,7 @@ def may_write(name: str) -> dict[str, list[str]]:
     return {f"{stage}@{name}": [f"data/reports/{name}.json"] for stage in ("train", "evaluate")}
 
 
+@pytest.mark.long
 def test_a_worker_thought_lost_does_not_replace_what_its_successor_handed_over(checkout: Path) -> None:
     commit = clone.head()
     to = branches.branch(commit, "v1")
@@ -112,6 +113,7 @@ def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checko
     assert git("rev-parse", "HEAD") == commit
 
 
+@pytest.mark.long
 def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
     commit = clone.head()
     to = made(commit, "v1", lambda: trained("v1"))

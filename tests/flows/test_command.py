@@ -266,6 +266,7 @@ def test_servers_that_start_at_once_make_one_database(empty: Path) -> None:
     assert [process.returncode for process in three] == [0, 0, 0], said
 
 
+@pytest.mark.long
 def test_old_logs_of_servers_are_swept(project: Path) -> None:
     for name, age_s in (("prefect-1.log", servers.LOGS_S + 60), ("prefect-2.log", 60.0)):
         log = project / ".clinrl/servers" / name

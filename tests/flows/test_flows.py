@@ -102,6 +102,7 @@ def add_v3(content: Any) -> None:
     content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
 
 
+@pytest.mark.long
 def test_a_version_made_of_a_draft_is_newer_than_the_draft(params: Params) -> None:
     """Versions of params/drafts.yaml come last, also one that is champion since long."""
     from flows.retrain import of_task

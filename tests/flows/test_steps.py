@@ -67,6 +67,7 @@ def test_nothing_outlives_a_starter_that_is_killed(here: Path, number: int) -> N
         starter.wait()
 
 
+@pytest.mark.long
 def test_a_killed_dvc_ends_its_stage(here: Path) -> None:
     said: list[str] = []
     process = child.start(dvc("endless"), stdout=subprocess.DEVNULL)

@@ -154,6 +154,7 @@ def test_drift_that_no_retraining_answers_is_sent_on_three_days(
     assert was_acted_on(entry, DRIFT)
 
 
+@pytest.mark.long
 def test_drift_is_sent_on_three_days_where_the_watch_runs_once_a_week(
     released: None, prefect: None, sent: Any, monkeypatch: Any
 ) -> None:

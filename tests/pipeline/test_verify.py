@@ -206,6 +206,7 @@ def test_the_base_is_rebuilt_under_its_own_address(project: Path, monkeypatch, c
     assert "data/adapters/esi-base/constant.txt" in {row["file"] for row in report["files"]}
 
 
+@pytest.mark.long
 def test_without_a_cache_the_lock_decides(project: Path, tmp_path: Path) -> None:
     recorded, commit = lock.read(project / "dvc.lock"), verify.git(project, "rev-parse", "HEAD").strip()
     trained, taken = recorded["train@sets"], recorded["evaluate@sets"]

@@ -678,6 +678,7 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     assert json.loads(stored.read_text()) == report
 
 
+@pytest.mark.long
 def test_an_examination_with_another_decoding_renews_what_is_served(project):
     first = register(project, "v1")
     folder = folder_of(first)
@@ -695,6 +696,7 @@ def test_an_examination_with_another_decoding_renews_what_is_served(project):
     assert pyfunc.read(folder).modes["think"].max_new_tokens == 99
 
 
+@pytest.mark.long
 def test_a_folder_with_the_files_of_another_version_is_replaced(project):
     first, second = folder_of(register(project, "v1")), folder_of(register(project, "v2"))
     shutil.rmtree(second)

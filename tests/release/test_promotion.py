@@ -781,6 +781,7 @@ def test_a_champion_may_be_asked_that_was_approved_or_brought_back_and_no_other(
         check()
 
 
+@pytest.mark.long
 @after("v1")
 def test_after_a_change_of_keys_the_champion_is_approved_anew(params):
     """As SECURITY.md says how: the old line is trusted, which makes nobody an approver."""

@@ -57,6 +57,7 @@ def check(params):
     standing.check_servable(params, versions.holder("esi", "champion"), "champion")
 
 
+@pytest.mark.long
 @after("v2")
 def test_an_approval_is_not_good_after_the_name_went_to_and_fro(params):
     first = decisions.decide(params, "v1")

@@ -334,6 +334,7 @@ def test_a_candidate_that_is_refused_while_it_serves_loses_its_name(project: Any
     live.end()
 
 
+@pytest.mark.long
 def test_a_registry_that_is_away_changes_nothing(project: Any, monkeypatch: Any, capfd: Any) -> None:
     with running(project) as one:
         with monkeypatch.context() as patch:

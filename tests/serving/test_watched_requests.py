@@ -99,6 +99,7 @@ def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(
     assert not [(path, word) for path, held in written.items() for word in sown if word in held]
 
 
+@pytest.mark.long
 def test_where_nothing_was_counted_the_report_is_no_good_news(project: Any, capsys: Any) -> None:
     assert cli.main(["watch", "report", "esi"]) == 1
     said = "nothing of esi is watched here: no request was counted on this machine; look where `clinrl serve esi` runs"

@@ -119,6 +119,7 @@ def test_texts_and_score_are_those_of_the_episode_in_process(audit, policy, leve
             assert paid[-1] == CORRECTED.high
 
 
+@pytest.mark.long
 def test_what_a_model_wrote_earns_the_same_through_the_rollout(audit):
     """Text to turns to calls, as an exam makes them, mistakes among them."""
     found = list(cases(4, SEED, pool="train", mix="natural"))

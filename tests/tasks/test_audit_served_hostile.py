@@ -70,6 +70,7 @@ def test_no_message_breaks_a_session_for_others(server: Served) -> None:
     assert httpx.post(f"{server.url}/reset", json={"seed": 1}).status_code == 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
