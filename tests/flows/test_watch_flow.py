@@ -137,37 +137,22 @@ def test_drift_is_sent_once_a_day_until_a_retraining_has_begun(
     assert sent == [("clinrl.drift", "clinrl.served.esi")] * 2
 
 
+@pytest.mark.parametrize("looks", [(0, 2, 3, 4, 5), (0, 7, 14, 21, 28)])
 def test_drift_that_no_retraining_answers_is_sent_on_three_days(
-    released: None, prefect: None, sent: Any, monkeypatch: Any
+    released: None, prefect: None, sent: Any, monkeypatch: Any, looks: tuple[int, ...]
 ) -> None:
-    """As where another machine retrains, which does not know the counts of this one."""
+    """As where another machine retrains, which does not know the counts of this one; also if the watch runs weekly."""
     from flows.watch import DAYS, watch
 
     entry, day = versions.find("esi", "v1"), store.today()
     reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
     strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
     store.add("esi", counts.key(entry.digest, reader.exam), sum(map(reader.read, strange * 10), Counts()), {}, 90)
-    for days in (0, 2, 3, 4, 5):
+    for days in looks:
         monkeypatch.setattr(store, "today", lambda day=day + days: day)
         run(watch)
     assert len(sent) == DAYS == 3
     assert was_acted_on(entry, DRIFT)
-
-
-@pytest.mark.long
-def test_drift_is_sent_on_three_days_where_the_watch_runs_once_a_week(
-    released: None, prefect: None, sent: Any, monkeypatch: Any
-) -> None:
-    from flows.watch import watch
-
-    entry, day = versions.find("esi", "v1"), store.today()
-    reader, _ = counts.reference(load_params(), "v1", entry.digest, [])
-    strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
-    store.add("esi", counts.key(entry.digest, reader.exam), sum(map(reader.read, strange * 10), Counts()), {}, 90)
-    for week in range(5):
-        monkeypatch.setattr(store, "today", lambda day=day + 7 * week: day)
-        run(watch)
-    assert len(sent) == 3
 
 
 @pytest.mark.parametrize("was_rolled_back", [False, True])

@@ -18,7 +18,9 @@ import locks
 import trackers
 from clinrl import paths
 from clinrl.artifacts import canonical_json, exclusive, identity, read_manifest, seal, sha256_file, verified, write_json
+from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
+from clinrl.evaluation import answers
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import log_run, model_folder, pyfunc, versions
 from clinrl.registry.versions import entries, find, holder, point, register, tag
@@ -676,6 +678,15 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     with connect() as client:
         stored = Path(client.download_artifacts(second.run_id, "reports/think.json"))
     assert json.loads(stored.read_text()) == report
+
+
+@pytest.mark.parametrize("scale", ["embedded", "full"])
+def test_the_decoding_of_every_exam_of_the_project_can_be_registered(scale):
+    params = load_params(Path(__file__).parents[2] / "params.yaml").model_copy(update={"scale": scale})
+    for task in params.bases:
+        for mode in params.modes:
+            decoding = answers.decoding(params, mode, task)
+            assert pyfunc.Decoding(**decoding).model_dump() == decoding
 
 
 @pytest.mark.long

@@ -408,6 +408,20 @@ def test_a_version_that_nobody_signed_whose_key_counts_still_is_not_served_any_m
     live.end()
 
 
+@pytest.mark.long
+def test_a_champion_is_served_no_longer_if_the_key_of_the_audit_logs_last_line_is_revoked(
+    released: Any, capfd: Any
+) -> None:
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    assert live.names["esi@champion"].served.name == "v1"
+    keys.PUBLIC.unlink()
+    live.renew()
+    assert "esi@champion" not in live.names
+    assert "which does not count here" in capfd.readouterr().err
+    live.end()
+
+
 def test_what_could_not_be_read_under_other_keys_is_not_taken_for_sound(
     released: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
