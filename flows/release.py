@@ -11,6 +11,7 @@ import os
 import time
 from datetime import timedelta
 from typing import Any
+from uuid import UUID, uuid4
 
 from prefect import Flow, State, flow, get_client
 from prefect.exceptions import FlowPauseTimeout
@@ -146,13 +147,31 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
 
 
 def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
-    """Pause the run until a person answers on its page; None if nobody does in time. `wrong` is why it asks again."""
+    """Pause the run until a person answers on its page; None if nobody does in time. `wrong` is why it asks again.
+
+    A server that is away meanwhile ends nothing. Once it is back, the run is either still paused, or the same question
+    is put again by its key, and Prefect returns the answer that was given.
+    """
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
     question = Approval.with_initial_data(description=pages.approval_page(decision, wrong))
-    try:
-        return pause_flow_run(wait_for_input=question, timeout=within_s, poll_interval=min(POLL_S, within_s))
-    except FlowPauseTimeout:
+    run, key, deadline = UUID(str(flow_run.get_id())), uuid4().hex, time.monotonic() + within_s
+    with get_client(sync_client=True) as client:
+        while True:
+            left_s = max(1, math.ceil(deadline - time.monotonic()))
+            try:
+                now = client.read_flow_run(run).state
+                if now is None or not now.is_paused():
+                    return pause_flow_run(question, timeout=left_s, poll_interval=min(POLL_S, left_s), key=key)
+            except FlowPauseTimeout:
+                break
+            except Exception as error:
+                if not runs.is_away(error):
+                    raise
+                get_run_logger().warning("the Prefect server is away; the question stays")
+            else:
+                if time.monotonic() >= deadline:
+                    break
+            time.sleep(min(POLL_S, left_s))
         # The server has given the run up; it goes on, to write down that nobody answered.
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(str(flow_run.get_id()), Running(), force=True)
-        return None
+        client.set_flow_run_state(run, Running(), force=True)
+    return None

@@ -454,6 +454,37 @@ def test_a_person_approves_on_the_page_and_a_yes_without_a_name_or_a_token_is_as
 
 
 @pytest.mark.long
+def test_a_server_that_is_away_meanwhile_costs_no_question_and_no_answer(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+    from flows.release import release
+    from prefect.client.orchestration import SyncPrefectClient
+
+    read, failed, is_back = SyncPrefectClient.read_flow_run, list[Any](), threading.Event()
+
+    def away_at_first(self: Any, flow_run_id: Any) -> Any:
+        run = read(self, flow_run_id)
+        if threading.current_thread() is threading.main_thread() and run.state.is_paused() and not is_back.is_set():
+            failed.append(run.id)
+            if len(failed) == 2:
+                is_back.set()
+            raise httpx.ConnectError("away")
+        return run
+
+    def answer() -> None:
+        assert is_back.wait(60)
+        answering(approve=True, approver="Ada Lovelace", signed=True).join()
+
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_run", away_at_first)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert ended(release, "v2").message == "v2 is the champion of esi; v2-full is the champion of esi-merged"
+    thread.join()
+    assert len(failed) == 2
+
+
+@pytest.mark.long
 def test_a_yes_that_stays_without_a_token_is_none(project: Path) -> None:
     from flows.release import release
 

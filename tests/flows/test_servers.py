@@ -136,7 +136,9 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
             return now.name == name
 
         eventually(lambda: state("Paused"), 300)
-        schema = eventually(lambda: client.read_flow_run_input(run.id, "paused-1-schema"), 300)
+        asked: Any = client.read_flow_run(run.id).state
+        form = asked.state_details.run_input_keyset["schema"]
+        schema = eventually(lambda: client.read_flow_run_input(run.id, form), 300)
         assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
         log = Path(".clinrl/clones/retrain-esi-1") / paths.audit_log()
         decision = next(line.body for line in reversed(audit_log.read(log, keyring())) if line.kind == "decision")

@@ -130,6 +130,18 @@ def test_a_statement_that_says_so_already_stays(project: Path, monkeypatch: pyte
         assert len(statements.of_stages(["train@v2"])) == 1
 
 
+def test_parameters_that_change_during_a_stage_are_not_signed_for(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = statements.find("train", "v2")
+    assert begun is not None
+    statements.record("train", "v2", "embedded", begun=begun)
+    STATEMENT.unlink()
+    statements.record("train", "v2", "embedded", begun=begun._replace(params={"params.yaml": {"versions.v2.seed": 3}}))
+    assert not STATEMENT.exists()
+    assert "`dvc repro --single-item --force train@v2` makes it anew" in capsys.readouterr().err
+
+
 def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     statements.record("train", "v2", "full")
     assert "train v2 is done, but its provenance is not signed: there is no signing key" in capsys.readouterr().err

@@ -40,8 +40,11 @@ def stage(source: Path, address: str) -> int:
 def make(params: Params, source: Path, command: str, name: str) -> None:
     """Run a stage and sign a statement of its inputs and outputs. Warns of inputs that dvc.lock does not record."""
     _warn_of_inputs(command, name)
+    begun = None
+    with suppress(ArtefactError):  # `record` reports it
+        begun = statements.find(command, name, source)
     import_module(f"clinrl.{COMMANDS[command].stage}").stage(params, name)
-    statements.record(command, name, params.scale, source=source)
+    statements.record(command, name, params.scale, source, begun)
 
 
 def _guard() -> None:

@@ -25,8 +25,13 @@ BUILD = "https://clinrl.dev/stage/v1"
 BUILDER = "clinrl"
 
 
-def record(command: str, name: str, scale: Scale, source: Path = Path("params.yaml")) -> None:
+def record(
+    command: str, name: str, scale: Scale, source: Path = Path("params.yaml"), begun: Stage | None = None
+) -> None:
     """Sign a statement of what `clinrl COMMAND NAME` has just made. An equal statement by a trusted key stays.
+
+    `begun` is the stage as it was found before it ran: with other parameters now, nothing is signed, since nobody can
+    tell which ones made the outputs. DVC records those of the end.
 
     Nothing is written if dvc.yaml has no such stage. If the statement cannot be signed or written, a line says so, and
     the command still succeeds: the artefact is whole, and DVC would delete what a failed command made, perhaps after
@@ -36,6 +41,11 @@ def record(command: str, name: str, scale: Scale, source: Path = Path("params.ya
         stage = find(command, name, source)
         if stage is None:
             return
+        if begun is not None and begun.params != stage.params:
+            raise ArtefactError(
+                "its parameters were changed while it ran; "
+                f"`dvc repro --single-item --force {stage.address}` makes it anew"
+            )
         claim, path = statement(stage), FOLDER / f"{stage.address}.json"
         try:
             former = dsse.open_envelope(json.loads(path.read_bytes()), keyring())[1]
