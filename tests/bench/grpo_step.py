@@ -255,7 +255,7 @@ def measured(folder: Path, steps: int, rounds: int) -> list[tuple[Any, ...]]:
          "matrix products alone, at this machine's rate; live groups, each prompt once"),
         ("groups without a signal", round(100 * dead, 1), "%", f"{steps} steps"),
         ("alarms, share of a GRPO step", round(100 * watched(history[STOCK]) / stock, 3), "%",
-         f"every rule on each of {steps} lines; held-out looks are part of the step above"),
+         f"every rule on each of {steps} lines; held-out checks are part of the step above"),
     ]  # fmt: skip
 
 

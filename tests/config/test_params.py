@@ -650,7 +650,7 @@ def test_a_recipe_of_episodes_has_no_held_out_looks_and_no_labels_alone(tmp_path
     trainer = VALID["profiles"]["grpo"]["trainer"]
     looking = trainer["full"] | {"held_out": {"cases": 4, "every": 2}}
     sentence = refusal(audits(trainer={"embedded": trainer["embedded"], "full": looking}), tmp_path)
-    assert sentence.startswith("profiles.grpo.trainer.full.held_out is set, but a look at held-out cases is one turn")
+    assert sentence.startswith("profiles.grpo.trainer.full.held_out is set, but a held-out check is one turn")
     mapping = audits()
     mapping["profiles"]["sft"]["labels_only"] = True
     assert "profiles.sft.labels_only is true, but a case of audit is an episode" in refusal(mapping, tmp_path)

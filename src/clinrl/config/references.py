@@ -181,7 +181,7 @@ def _check_grpo(at: str, trainer: GrpoTrainer, task: Task) -> None:
     _check_turns(at, task.name, trainer)
     if task.episodes is not None and trainer.held_out is not None:
         raise ParamsError(
-            f"{at}.held_out is set, but a look at held-out cases is one turn and a case of {task.name} is an episode; "
+            f"{at}.held_out is set, but a held-out check is one turn and a case of {task.name} is an episode; "
             "allowed: leave it out"
         )
 
