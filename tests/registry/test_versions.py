@@ -193,6 +193,7 @@ def test_a_version_says_where_it_comes_from(shown):
     assert [(known.number, known.name) for known in entries("esi")] == [(1, "v1"), (2, "v2")]
 
 
+@pytest.mark.long
 def test_a_placebo_is_a_tag_of_the_version_and_noted_of_what_is_made_of_it(project):
     made = log_run.collect(project, project.model("v1"))
     assert not {"placebo", "waiver"} & versions._tags(made).keys()
@@ -211,6 +212,7 @@ def test_a_placebo_is_a_tag_of_the_version_and_noted_of_what_is_made_of_it(proje
     assert log_run.stated(waived, "v2", "waiver") == "w"
 
 
+@pytest.mark.long
 def test_a_full_model_has_a_registered_model_of_its_own(shown):
     entry = find("esi-merged", exhibits.FOLDED)
     assert (entry.number, entry.aliases, entry.tags["dvc_stage"]) == (1, ("candidate",), f"fold@{exhibits.FOLDED}")
@@ -250,6 +252,7 @@ def test_a_run_opens_on_reward_and_headline_and_has_the_rest_below_it(shown):
     assert model.params == run.data.params
 
 
+@pytest.mark.long
 def test_what_was_registered_with_all_metrics_in_one_run_stays_so(project, monkeypatch):
     """As versions were registered before most metrics moved below: nothing moves, and what models lacked is added."""
     with monkeypatch.context() as before:
@@ -386,6 +389,7 @@ def test_registering_again_adds_nothing(project, first):
     assert len(after.outputs.model_outputs) == 1
 
 
+@pytest.mark.long
 def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, tmp_path_factory, monkeypatch):
     first = register(project, "v1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
@@ -455,6 +459,7 @@ def test_a_store_that_was_moved_before_the_first_registration_takes_it(project, 
     assert folder_of(register(project, "v1")).is_relative_to(new)
 
 
+@pytest.mark.long
 def test_what_live_metrics_missed_is_filled_in_once(project):
     manifest = read_manifest(paths.adapter("v1"))
     with connect() as client:
@@ -762,6 +767,7 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
     assert (again.digest, again.run_id) == (first.digest, first.run_id)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_erased", [False, True])
 def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erased):
     """A retraining asks whether something is left to be registered, and drafts only if nothing is."""
@@ -775,6 +781,7 @@ def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erase
     assert is_registered(project, "v1")
 
 
+@pytest.mark.long
 def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(project, first):
     with connect() as client:
         client.delete_registered_model("esi")

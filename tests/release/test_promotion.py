@@ -248,6 +248,7 @@ def test_a_rollback_needs_no_previous_in_the_registry(params):
         promotion.rollback(params, "esi", approver=ADA)
 
 
+@pytest.mark.long
 @after("v1")
 def test_after_a_rollback_a_promotion_is_told_again(params):
     promotion.rollback(params, "esi", approver=ADA)
@@ -279,6 +280,7 @@ def test_silence_is_no(params):
     assert kinds() == ["decision"]
 
 
+@pytest.mark.long
 def test_full_models_have_a_champion_of_their_own(params):
     promoted(params, "v1")
     decision = decisions.decide(params, "v2-full")
@@ -321,6 +323,7 @@ def test_a_decision_is_about_one_adapter(params):
         decisions.decide(params, "v2")
 
 
+@pytest.mark.long
 @after("v2")
 def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_were_kept(params):
     examined.train("v2", seed=1)
@@ -601,6 +604,7 @@ def test_a_first_champion_has_nobody_before_it_though_a_promotion_was_killed(par
     assert (champion(), promotion.rollback(params, "esi", approver=ADA).name) == ("v1", "v2")
 
 
+@pytest.mark.long
 @after("v2")
 def test_a_decision_that_comes_back_is_told_again(params):
     first = decisions.decide(params, "v1-v2")
@@ -614,6 +618,7 @@ def test_a_decision_that_comes_back_is_told_again(params):
     assert [line.body["champion"] for line in lines if line.body.get("candidate") == "v1-v2"] == ["v2", "v1", "v2"]
 
 
+@pytest.mark.long
 def test_a_fold_must_keep_up_with_its_own_version(params):
     dolls.examine(params, "v2-full", [4])
     locks.record(params)
@@ -734,6 +739,7 @@ def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_ver
     assert decisions.judge(planned(), "v2-full", versions.holder("esi-merged", "champion")).budget is None
 
 
+@pytest.mark.long
 @after("v2")
 def test_decisions_of_before_there_was_a_plan_are_read_and_spend_nothing(params):
     old = decisions.decide(params, "v1")
