@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -495,10 +495,23 @@ def test_a_waiver_lets_a_run_go_on_and_is_said(tmp_path, capsys):
 def test_a_continued_run_is_not_warned_of_what_it_was_warned_of(tmp_path, capsys):
     watcher = watch(tmp_path)
     before = [{"loss": 0.1, "step": step, "clipped/think": 0.3} for step in range(1, 5)]
-    watcher.on_train_begin(None, SimpleNamespace(global_step=4, log_history=before), None)
+    state = SimpleNamespace(global_step=4, log_history=before, save_steps=50)
+    watcher.on_train_begin(SimpleNamespace(save_steps=5), state, None)
+    assert state.save_steps == 5
     logs = {"loss": 0.1, "grad_norm": 0.5, "learning_rate": 1e-3, "clipped/think": 0.3}
     watcher.on_log(None, SimpleNamespace(global_step=5), None, logs=logs)
     assert "(clipped)" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("can_stop", "waiver"), [(True, ""), (True, "so be it"), (False, "")])
+def test_a_continued_run_is_stopped_if_what_was_a_warning_before_may_stop_it_now(tmp_path, can_stop, waiver):
+    watcher = callback.Watch(tmp_path, version="v", steps=8, can_stop=can_stop, waiver=waiver)
+    clipped = {"loss": 0.1, "grad_norm": 0.5, "learning_rate": 1e-3, "clipped/think": 0.9}
+    before = [{**clipped, "step": step} for step in range(1, 5)]
+    state = SimpleNamespace(global_step=4, log_history=before, save_steps=5)
+    watcher.on_train_begin(SimpleNamespace(save_steps=5), state, None)
+    with pytest.raises(Alarmed, match="stopped at step 5") if can_stop and not waiver else nullcontext():
+        watcher.on_log(None, SimpleNamespace(global_step=5), None, logs=clipped)
 
 
 @pytest.fixture

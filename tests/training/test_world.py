@@ -268,11 +268,14 @@ WAITS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); ope
 
 
 @pytest.mark.long
-def test_a_node_that_fails_ends_one_that_waits_for_it_to_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [1, 3, Alarmed.exit_code])
+def test_a_node_that_fails_ends_one_that_waits_for_it_to_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     monkeypatch.chdir(tmp_path)
     first = node(tmp_path, 0, WAITS)
     eventually(Path("waits").exists, 60)
-    assert node(tmp_path, 1, "raise SystemExit(3)").wait(60) == 3
+    assert node(tmp_path, 1, f"raise SystemExit({code})").wait(60) == code
     assert first.wait(60) == world.WITH_ANOTHER
     Path("waits").unlink()
     again = node(tmp_path, 0, WAITS)  # what failed before is over

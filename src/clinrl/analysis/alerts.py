@@ -152,6 +152,10 @@ class Monitor:
                 new.append(alarm)
         return new
 
+    def forget_stops(self) -> None:
+        """Let alarms of level `stop` be raised anew while their conditions last."""
+        self._raised = {key for key in self._raised if key[2] != "stop"}
+
     def _entropy(self, line: Line) -> Iterable[Alarm]:
         value = line.get("entropy")
         if value is None:

@@ -261,7 +261,6 @@ def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: P
         use_cpu=True,
         remove_unused_columns=False,
         save_steps=200,
-        save_total_limit=2,
         logging_steps=50,
     )
     how = {"train_dataset": rows, "data_collator": collate, "callbacks": [Sealed()]}

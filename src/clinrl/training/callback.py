@@ -84,9 +84,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.saved = state.global_step
         self.has_moved = state.global_step > 0
         self.began = time.monotonic()
+        state.save_steps = args.save_steps  # the checkpoint has those of the run before
         for entry in state.log_history:  # of the run that this one continues
             if "loss" in entry:
                 self.monitor.add(finite(entry))
+        if self.can_stop and not self.waiver:  # the run before may have been one that no alarm stops
+            self.monitor.forget_stops()
         self.status("running", state.global_step)
         if self.world.is_main:
             self.line.start(state.global_step)

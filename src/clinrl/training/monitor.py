@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from clinrl.models import memory
 from clinrl.models.chat import Completion, encode, opens, read_turn, render
 from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED, Prompt, Sampler, batches
 from clinrl.tasks.base import GIVEN, Task, as_variant
@@ -87,8 +88,10 @@ class HeldOut:
                         rows, batch_first=True, padding_value=self.tokenizer.pad_token_id
                     )
                     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-                    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
-                    picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+                    remedy = memory.fewer_tokens(self.scale, len(rows), ids.shape[1])
+                    with memory.place("a held-out check", remedy):
+                        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+                        picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
                     for place, i in enumerate(batch):
                         first = len(prompts[i]) - 1
                         found.append(picked[place, first : first + len(written[i])].cpu())

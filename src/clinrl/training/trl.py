@@ -158,7 +158,6 @@ def common_settings(spec: Mapping[str, Any], output: Path, world: World = ALONE)
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # it would replace a NaN by the mean and let the run go on
         "save_steps": spec["checkpoint_every"],
-        "save_total_limit": 2,
         "disable_tqdm": True,
         "shuffle_dataset": False,
     }

@@ -28,12 +28,12 @@ OTHERS = "status-{}.json"
 """The file in which a process other than 0 writes that it failed, by its rank."""
 TIMEOUT = timedelta(hours=2)
 """How long a process waits for another one that is alive but busy, for example with a held-out evaluation."""
-STOPPED = 4
-"""The exit code of a process that stopped on request and can be continued."""
+STOPPED = 6
+"""The exit code of a process that stopped on request and can be continued: none of a refusal, an alarm, a full disk."""
 FAILED = "node-{}.failed"
 """The file that a node's launcher writes beside the spec when one of its processes has failed, by the node's number."""
-WITH_ANOTHER = 1
-"""The exit code of a launcher that ends because another node failed."""
+WITH_ANOTHER = 7
+"""The exit code of a launcher that ends because another node failed; no process of a training ends with it."""
 GRACE_S = 5
 """Seconds that the other processes have to end once one has failed, before they are killed."""
 MEETING = "CLINRL_MEETING"
