@@ -61,10 +61,6 @@ def scheduled(task: str) -> State[None]:
     the audit log has uncommitted lines, since two logs that have both grown cannot be merged.
     """
     runs.begin()
-    if clone.git("status", "--porcelain", "--", log := str(paths.audit_log())):
-        raise Refused(
-            f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
-        )
     clone.share(load_params().scale)
     checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
 
@@ -74,7 +70,7 @@ def scheduled(task: str) -> State[None]:
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
     turn = runs.in_turn(task, f"the schedule of {task}")
-    with turn, clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
+    with turn, clone.at(head(), f"retrain-{task}", left):
         if turns.is_overtaken():
             return Completed(name=turns.OVERTAKEN, message="a run that began after this one was due did its work")
         branches.go_on(to, WRITTEN)
@@ -91,6 +87,15 @@ def scheduled(task: str) -> State[None]:
                 clone.push(addresses(load_params(), task))
                 branches.hand_over(to, f"{task} retrained", only=WRITTEN, force="")
                 get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
+
+
+def head() -> str:
+    """The checkout's commit. Raises Refused if the audit log has lines that are not in it."""
+    if clone.git("status", "--porcelain", "--", log := str(paths.audit_log())):
+        raise Refused(
+            f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
+        )
+    return clone.git("rev-parse", "HEAD")
 
 
 def renew(params: Params, task: str, approver: str | None) -> State[None]:
@@ -128,7 +133,7 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
 
 def draft_next(params: Params, task: str) -> Draft:
     """Draft the next version of a task into params/drafts.yaml, from the present errors of its champion."""
-    champion = drafts.champion(task)
+    champion = drafts.champion(params, task)
     if champion not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of the champion {champion}; add mining.{champion}")
     steps.bring_up_to_date([*params.data_stages(params.mining[champion].data), f"mine@{champion}"])

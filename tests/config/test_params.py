@@ -381,7 +381,11 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("plans/ekg", VALID["plans"]["esi"], ("plans: 'ekg' is not a task with a gate", "allowed: esi")),
     (PLAN + "impcat", "", ("plans.esi.impcat is not a key here", "did you mean impact?")),
     (PLAN + "impact", "none", ("plans.esi.impact is 'none'", "at least 20 characters")),
-    (PLAN + "changes/ancestors", ["v9"], ("plans.esi.changes.ancestors: 'v9' is not a version of esi or its base",)),
+    (
+        PLAN + "changes/ancestors",
+        ["v9"],
+        ("plans.esi.changes.ancestors: 'v9' is not a version or a blend of esi, or its base",),
+    ),
     (PLAN + "changes/exam", "esi-d1", ("plans.esi.changes.exam: 'esi-d1' is not exam data of esi", "esi-x1")),
     (PLAN + "changes/recipes", ["grop"], ("plans.esi.changes.recipes: 'grop' is not a profile", "did you mean grpo?")),
     (PLAN + "changes/recipes", [], ("plans.esi.changes.recipes is empty",)),

@@ -48,6 +48,15 @@ def test_a_refusal_spends_its_level_and_a_success_gets_it_back():
     assert (third.number, third.level, third.before) == (3, pytest.approx(0.0072), pytest.approx(0.012))
 
 
+def test_a_question_that_is_asked_again_states_what_is_left_now():
+    lines: list[Entry] = []
+    first, second = ask(lines, "1", promote=False), ask(lines, "2", promote=False)
+    held, key = budget.account(lines, EXAM, PLAN.alpha), ("1", "c", "a")
+    assert held.after(key, first, passed=False) == held.left == pytest.approx(0.008)
+    assert held.after(key, first, passed=True) == held.left
+    assert held.after(("3", "c", "a"), second, passed=True) == second.level
+
+
 def test_the_same_question_is_no_further_look():
     lines: list[Entry] = []
     first = ask(lines, "1", promote=False)

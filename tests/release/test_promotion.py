@@ -225,6 +225,23 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
     assert kinds()[-2:] == ["rollback", "rollback"]
 
 
+@pytest.mark.long
+@after("v1")
+def test_an_earlier_champion_is_brought_back_by_name(params):
+    promoted(params, "v1-v2")
+    promotion.rollback(params, "esi", approver=ADA)
+    with pytest.raises(GateError, match="undoes that, and --to names an earlier champion"):
+        promotion.rollback(params, "esi", approver=ADA)
+    earlier = versions.find("esi", "v2").digest
+    promotion.rollback(params, "esi", approver=ADA, to=earlier)
+    assert (champion(), versions.holder("esi", "previous").name, kinds()[-1]) == ("v2", "v1", "rollback")
+    with pytest.raises(GateError, match="v2 is the champion of esi already; nothing was rolled back"):
+        promotion.rollback(params, "esi", approver=ADA, to=earlier)
+    for stranger in ("v3", "v1-v2"):
+        with pytest.raises(GateError, match=r"has no approval|rolled v1-v2 back"):
+            promotion.rollback(params, "esi", approver=ADA, to=versions.find("esi", stranger).digest)
+
+
 @after("v1")
 def test_what_was_rolled_back_does_not_return_though_its_successor_was_approved_anew(params, monkeypatch):
     promotion.rollback(params, "esi", approver=ADA)
@@ -688,7 +705,9 @@ def test_a_release_spends_of_the_budget_and_the_same_question_nothing_more(param
 
     better = decisions.decide(planned(), "v1")
     assert (better.promote, better.budget.number, left()) == (True, 2, pytest.approx(0.048))
-    assert decisions.decide(planned(), "v3").budget == refused.budget, "asked again after another, still no look"
+    again, spent = decisions.decide(planned(), "v3").budget, refused.budget
+    assert (again.number, again.level) == (spent.number, spent.level), "asked again after another, still no look"
+    assert (spent.left_after, again.left_after) == (pytest.approx(0.08), pytest.approx(0.048))
     examined.promote(planned(), "v1", ADA, decisions.decide(planned(), "v1"))
     assert champion() == "v1"
 
@@ -715,8 +734,10 @@ def test_a_version_outside_the_plan_is_refused_before_the_exam_is_looked_at(para
     ):
         with pytest.raises(GateError, match=f"v1 is outside plans.esi.changes: ({names})"):
             decisions.decide(planned(changes=changes), "v1")
+    with pytest.raises(GateError, match=r"v1-v2 is outside plans\.esi\.changes: it is a blend"):
+        decisions.decide(planned(), "v1-v2")
     with pytest.raises(GateError, match="v1 is outside"):
-        decisions.decide(planned(changes={"most_cases": 29}), "v1-v2")
+        decisions.decide(planned(changes={"most_cases": 29, "ancestors": ["esi-base", "v1-v2"]}), "v1-v2")
     assert kinds() == before
 
 
@@ -735,8 +756,13 @@ def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_ver
     promoted(planned(), "v2-full")
     trained_anew(params)
     assert decisions.decide(planned(), "v2-full").budget.number == 1
+    former = versions.holder("esi", "champion")
     versions.point("esi", "champion", versions.find("esi", "v2", digest=identity(read_manifest(paths.adapter("v2")))))
-    assert decisions.judge(planned(), "v2-full", versions.holder("esi-merged", "champion")).budget is None
+    full = versions.holder("esi-merged", "champion")
+    assert decisions.judge(planned(), "v2-full", full).budget.number == 1, "moved by hand"
+    versions.point("esi", "champion", former)
+    promoted(planned(), "v2")  # shown to be better than the one of which the champion is made
+    assert decisions.judge(planned(), "v2-full", full).budget is None
 
 
 @pytest.mark.long

@@ -142,7 +142,8 @@ RELEASE = {
     "rollback": Command(
         help="bring the previous champion back",
         description="Swaps the aliases champion and previous of MODEL. A second rollback is refused unless --from "
-        "names the champion that is to go. Adapters and full models are rolled back one by one.",
+        "names the champion that is to go, or --to an earlier one that is to return. Adapters and full models are "
+        "rolled back one by one.",
         examples='clinrl rollback esi --approver "Ada Lovelace"\nclinrl rollback esi-merged --approver "Ada Lovelace"\n'
         'clinrl rollback esi --from esi-v49 --approver "Ada Lovelace"',
         runs="cli.registry_commands:rollback",
@@ -150,6 +151,7 @@ RELEASE = {
             MODEL,
             APPROVER,
             arg("--from", dest="champion", metavar="NAME", help="name or number of the champion that is to go"),
+            arg("--to", dest="earlier", metavar="NAME", help="name or number of the champion that is to return"),
         ),
         also="revert undo previous demote",
     ),

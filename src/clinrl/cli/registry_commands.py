@@ -88,18 +88,25 @@ def promote(params: Params, name: str, *, approver: str, token: str | None = Non
     _show(entry)
 
 
-def rollback(params: Params, name: str, *, approver: str, champion: str | None = None) -> None:
+def rollback(
+    params: Params, name: str, *, approver: str, champion: str | None = None, earlier: str | None = None
+) -> None:
     """Make the previous champion of a registered model the champion again and print its row.
 
-    `champion` is the name or number of the version that is to be demoted; without it a rollback is not undone. Warns on
-    stderr if the full model of the demoted version is still a champion. Raises ParamsError for an alias, which would
-    name another version when the command is given twice.
+    `champion` is the name or number of the version that is to be demoted; without it a rollback is not undone.
+    `earlier` is the champion to bring back, if not the previous one. Warns on stderr if the full model of the demoted
+    version is still a champion. Raises ParamsError for an alias, which would name another version when the command is
+    given twice.
     """
-    entry = registry.find(name, champion) if champion else None
-    if entry and champion in entry.aliases:
-        raise ParamsError(f"--from {champion} is an alias, which moves; name the version: --from {entry.number}")
-    of = entry.digest if entry else ""
-    _show(promotion.rollback(params, name, approver=approver, of=of))
+    named = {"--from": champion, "--to": earlier}
+    found = {option: registry.find(name, which) for option, which in named.items() if which}
+    for option, entry in found.items():
+        if named[option] in entry.aliases:
+            raise ParamsError(
+                f"{option} {named[option]} is an alias, which moves; name the version: {option} {entry.number}"
+            )
+    of, to = (found[option].digest if option in found else "" for option in named)
+    _show(promotion.rollback(params, name, approver=approver, of=of, to=to))
     gone = registry.holder(name, promotion.PREVIOUS)
     full = registry.holder(name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:

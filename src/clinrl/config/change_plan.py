@@ -61,7 +61,8 @@ class Changes(Section):
     """What a release may change: the description of modifications."""
 
     ancestors: Distinct
-    """Versions of the task, or its base: a release is one of them, or descends from one."""
+    """Versions of the task, or its base: a release is one of them, or descends from one. A blend is released only if it
+    is named here."""
     exam: str
     """The exam on which releases are decided. Another one, drawn afresh, has a budget of its own."""
     most_cases: Count
@@ -114,8 +115,9 @@ def check(params: "Params", task: str) -> None:
     at, plan = f"plans.{task}", params.plans[task]
     check_known("plans", task, params.gates, "a task with a gate")
     changes, protocol = plan.changes, plan.protocol
-    known = [f"{task}-base", *params.versions_of(task)]
-    check_all(f"{at}.changes.ancestors", changes.ancestors, known, f"a version of {task} or its base")
+    blends = [name for name, blend in params.merges.blends.items() if blend.task == task]
+    known = [f"{task}-base", *params.versions_of(task), *blends]
+    check_all(f"{at}.changes.ancestors", changes.ancestors, known, f"a version or a blend of {task}, or its base")
     exams = [name for name, data in params.all_data.items() if (data.use, data.task) == ("exam", task)]
     check_known(f"{at}.changes.exam", changes.exam, exams, f"exam data of {task}")
     used = dict.fromkeys(params.versions[version].profile for version in params.versions_of(task))

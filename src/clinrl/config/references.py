@@ -258,6 +258,11 @@ def _check_schedule(params: "Params", at: str, task: str, schedule: schema.Sched
     check_known("schedules", task, params.gates, "a task with a gate")
     if schedule.draft and task not in params.plans:
         raise ParamsError(f"{at}.draft is true, but plans has no {task}; say there what a draft may change")
+    if schedule.draft and params.gates[task].rebuilt:
+        raise ParamsError(
+            f"{at}.draft is true, but gates.{task}.rebuilt asks for signatures that nobody can give before a draft is "
+            "decided; take one of the two away"
+        )
     _check_cron(at, schedule.cron)
     try:
         ZoneInfo(schedule.timezone)

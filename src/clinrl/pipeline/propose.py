@@ -134,7 +134,7 @@ def stage(
         files = read_files(PARAMS)
         if parse(files) != params:
             raise ParamsError(f"{PARAMS} was edited while the draft was made; give the command again")
-        start = parent or champion(task)
+        start = parent or champion(params, task)
         check_known("params.yaml", start, params.versions_of(task), "a version")
         report = read_report(params, start)
         _conclude_cut_short(params)
@@ -153,7 +153,7 @@ def find_untrained(params: Params, task: str, parent: str | None = None) -> Draf
 
     Raises ArtefactError as `champion` does.
     """
-    start = parent or champion(task)
+    start = parent or champion(params, task)
     waiting = (d for d in reversed(records()) if (d.task, d.parent, d.outcome) == (task, start, "open"))
     return next((d for d in waiting if d.name in params.versions and not paths.adapter(d.name).exists()), None)
 
@@ -235,13 +235,17 @@ def find_missed(report: MineReport) -> list[Target]:
     ][:MAX_TARGETS]
 
 
-def champion(task: str) -> str:
-    """The champion's name. Raises NothingToDraft if there is none, ArtefactError if its adapter here is another one."""
+def champion(params: Params, task: str) -> str:
+    """The champion's name. Raises NothingToDraft without one that was trained, ArtefactError if it is another here."""
     from clinrl.registry import versions as registry
 
     found = registry.holder(task, registry.CHAMPION)
     if found is None:
         raise NothingToDraft(f"{task} has no champion to draft from; release a version, or name one: --from VERSION")
+    if found.name not in params.versions:
+        raise NothingToDraft(
+            f"the champion {found.name} is a merge, which nothing trained; name a version: --from VERSION"
+        )
     folder = paths.adapter(found.name)
     if not folder.exists() or identity(read_manifest(folder)) != found.digest:
         raise ArtefactError(

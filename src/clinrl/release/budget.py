@@ -75,6 +75,12 @@ class Account:
     looks: Mapping[Key, Look]
     """The looks in their order. The same question asked again is no further look."""
 
+    def after(self, key: Key, look: Look, *, passed: bool) -> float:
+        """Budget left after one more decision. A question asked again spends nothing, and gives nothing back."""
+        if key not in self.looks:
+            return look.left(passed=passed)
+        return min(self.left, look.level) if passed else self.left
+
 
 def account(lines: Sequence[Entry], exam: str, alpha: float) -> Account:
     """The account of the exam with this digest. Decisions made before there was a plan spent nothing."""

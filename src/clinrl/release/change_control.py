@@ -45,7 +45,13 @@ def outside_plan(params: Params, name: str) -> str | None:
     Raises ArtefactError if training cases are missing or altered.
     """
     task = params.model(name).task
-    for part in params.parts(name) if task.name in params.plans else ():
+    plan = params.plans.get(task.name)
+    if plan and name in params.merges.blends and name not in plan.changes.ancestors:
+        return (
+            f"{name} is outside plans.{task.name}.changes: it is a blend, whose weights nothing there limits, and "
+            "ancestors does not name it; change the plan"
+        )
+    for part in params.parts(name) if plan else ():
         cases = read_cases(paths.cases(params.versions[part].data), task)
         if reason := change_plan.outside(params, part, sum(1 for _ in cases)):
             return reason

@@ -23,7 +23,7 @@ from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, budget, form, gate
 from clinrl.release.change_control import changed_since_training, outside_plan
 from clinrl.release.gate import Decision
-from clinrl.release.moves import decisions_on, interrupted, is_of, last_move, recorded_champion
+from clinrl.release.moves import decisions_on, interrupted, is_of, last_move, recorded_champion, surpassed
 
 
 def decide(params: Params, name: str) -> Decision:
@@ -93,11 +93,11 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         return {mode: load_answers(run, mode, other, folder) for mode in run.modes}
 
     plan, digest = params.plans.get(task), _answered_by(paths.graded(name))
-    rivals, look = {}, None
+    rivals, look, spent = {}, None, None
     if champion is not None:
         folder = _champions_answers(params, champion)
         rivals[form.CHAMPION] = answers(champion.name, folder)
-        if plan and digest != champion.digest and not _is_made_of_champion(params, name):
+        if plan and digest != champion.digest and not _is_made_of_champion(params, name, champion):
             both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
             tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
             test = form.TEST if run.clusters is None else form.TEST_OF_CLUSTERS
@@ -122,6 +122,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         rebuilders=rebuilt.count(params, name, digest) if params.gates[task].rebuilt else (),
         protocol=plan.protocol if plan else None,
         look=look,
+        spent=spent,
     )
 
 
@@ -149,13 +150,18 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
     )
 
 
-def _is_made_of_champion(params: Params, name: str) -> bool:
-    """Whether a full model is a fold of the champion of the adapters, which was already shown to be better."""
-    if name not in params.merges.folds:
+def _is_made_of_champion(params: Params, name: str, champion: Entry) -> bool:
+    """Whether a full model is a fold of the champion of the adapters, and the champion that it would replace a fold of
+    one that this one was shown to be better than."""
+    folds = params.merges.folds
+    if name not in folds or champion.name not in folds:
         return False
-    version = params.merges.folds[name].version
-    held = versions.holder(params.model(version).registered, CHAMPION)
-    return held is not None and artifacts.read_manifest(paths.merged(name)).inputs.get(version) == held.digest
+    version, former = folds[name].version, folds[champion.name].version
+    model, lines = params.model(version).registered, audit_log.lines(params)
+    held = recorded_champion(model, lines)
+    if held is None or artifacts.read_manifest(paths.merged(name)).inputs.get(version) != held:
+        return False
+    return versions.made_of(champion).get(former) in surpassed(model, lines, held)
 
 
 def _champions_answers(params: Params, champion: Entry) -> Path:

@@ -127,6 +127,7 @@ def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[s
         "drafts": [draft for draft in drafts if cited.look(draft, "task") == task.name],
         "log": str(paths.audit_log()), "decision": _last(cited, "decision", cited.look(first, "adapter_digest")),
         "promotion": _last(cited, "promotion", cited.look(first, "adapter_digest")),
+        "rollback": _last(cited, "rollback", cited.look(first, "adapter_digest")),
         "proof": lambda dataset: str(paths.data_proof(dataset)), "text": plain, "look": cited.look,
         "where": lambda *keys: _where(cited, source, keys),
         "show": cited.show, "word": cited.word, "line": cited.line, "names": cited.names, "state": cited.state,
@@ -145,9 +146,10 @@ def _where(cited: Cited, source: Path, keys: Sequence[str]) -> Place:
 
 def _last(cited: Cited, kind: str, digest: str | None) -> str | None:
     """Position in the audit log of the last line of a kind about an adapter; None without one."""
-    log, key = str(paths.audit_log()), {"decision": "candidate_digest", "promotion": "digest"}[kind]
+    log = str(paths.audit_log())
+    keys = {"decision": ("candidate_digest",), "promotion": ("digest",), "rollback": ("from", "digest")}[kind]
     lines = [at for at in cited.names(log) if cited.look(log, at, "kind") == kind]
-    return next((at for at in reversed(lines) if cited.look(log, at, "body", key) == digest), None)
+    return next((at for at in reversed(lines) if cited.look(log, at, "body", *keys) == digest), None)
 
 
 def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tuple[Place, Place]]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers, ByMode
 from clinrl.config.change_plan import Protocol
-from clinrl.intervals import LEVEL, average_difference, mean, no_better, paired, runs_of_means
+from clinrl.intervals import LEVEL, mean, no_better, paired
 from clinrl.release.budget import Look
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
@@ -91,19 +91,14 @@ def paired_change(
     """Mine minus theirs in a share, on the same cases, with a paired interval; None for a statistic or without cases.
 
     Where cases come in clusters, the interval is Student's t over clusters and not a bootstrap, whose draws are too few
-    for the levels that are left to late looks.
+    for the levels that are left to late looks. It keeps a width where nothing is discordant.
     """
     pairs = _verdicts(kind, mine, theirs) if isinstance(kind, Share) else {}
     if not pairs:
         return None
     a, b = ([pair[side] for pair in pairs.values()] for side in (0, 1))
-    if mine.clusters is None:
-        return paired(metric, theirs.name, a, b, level).difference
-    clusters = [mine.clusters[i] for i in pairs]
-    first, second = (runs_of_means([side], clusters) for side in (a, b))
-    assert first
-    assert second  # since there are pairs
-    return average_difference(first, second, is_share=True, level=level).estimate
+    clusters = None if mine.clusters is None else [mine.clusters[i] for i in pairs]
+    return paired(metric, theirs.name, a, b, level, clusters).difference
 
 
 def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | None:

@@ -27,7 +27,7 @@ from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
 from clinrl.intervals import rounded
-from clinrl.release.budget import Look, Spent
+from clinrl.release.budget import Account, Look, Spent
 from clinrl.release.form import BOTH_MODES, CHAMPION, Finding, FormRow, compare, form, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
 from clinrl.tasks.parts import Share
@@ -68,16 +68,17 @@ def decide(
     task: Task, gate: Gate, scale: Scale, candidate: ByMode, rivals: Mapping[str, ByMode],
     simple: Mapping[str, Sequence[Any]], *, model: str, digest: str,
     champion: tuple[str, str] | tuple[None, None], moved: str | None = None, rebuilders: Sequence[str] = (),
-    protocol: Protocol | None = None, look: Look | None = None,
+    protocol: Protocol | None = None, look: Look | None = None, spent: Account | None = None,
 ) -> Decision:  # fmt: skip
     """Check the limits of the gate and the floors on the answers of the candidate and its rivals, mode by mode.
 
-    `candidate` and each rival are answers by mode; a rival's key is its name in sentences ("the champion"). `simple`
-    holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
-    `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the digest of the audit
-    line that last moved the champion's name, `rebuilders` the signers who built the same bytes. With a `look`, the
-    `protocol` tests the candidate against the champion. Raises ArtefactError if a rival took another exam or other
-    modes, if there are no answers, or if the bag of words is missing.
+    `candidate` and each rival are answers by mode; a rival's key is its name in sentences ("the champion").
+    `simple` holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the
+    registered model, `digest` the candidate's identity, `champion` the name and identity of its champion, `moved`
+    the digest of the audit line that last moved the champion's name, `rebuilders` the signers who built the same
+    bytes. With a `look`, the `protocol` tests the candidate against the champion; `spent` is the account of the
+    exam. Raises ArtefactError if a rival took another exam or other modes, if there are no answers, or if the bag
+    of words is missing.
     """
     first = next(iter(candidate.values()), None)
     if first is None:
@@ -108,7 +109,10 @@ def decide(
     findings += compare(task, protocol, look, candidate, rivals[CHAMPION]) if protocol and look else ()
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
-    left = look.left(passed=not broken) if look else 0.0
+    left = 0.0
+    if look:
+        key = (digest, champion[1] or "", look.answers)
+        left = (spent or Account(look.before, {})).after(key, look, passed=not broken)
     return Decision(
         model=model,
         task=task.name,
@@ -210,8 +214,8 @@ def _changes(task: Task, metric: str, candidate: ByMode, rival: ByMode) -> dict[
     for mode, a in mine.items():
         b, changes[mode] = theirs[mode], None
         if a is not None and b is not None:
-            change = a.value - b.value
-            changes[mode] = Estimate(value=rounded(change), low=change, high=change, n=a.n)
+            change = rounded(a.value - b.value)  # or a tie at a limit would break it
+            changes[mode] = Estimate(value=change, low=change, high=change, n=a.n)
     return changes
 
 

@@ -36,6 +36,23 @@ def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -
     return next((held for held in reversed(recorded_champions(model, lines)) if held != digest), None)
 
 
+def surpassed(model: str, lines: Sequence[audit_log.Entry], champion: str) -> set[str]:
+    """The digests of a champion and of those that a test showed it, or one that it was better than, to be better than.
+
+    The decision of a promotion tested the two if it spent of an error budget.
+    """
+    found, new = set[str](), {champion}
+    while new:
+        found |= new
+        decided = [
+            decision_of(move.body["decision"], lines) or {}
+            for move in moves(model, lines)
+            if move.kind == "promotion" and move.body["digest"] in new
+        ]
+        new = {str(one["champion_digest"]) for one in decided if one.get("budget")} - found
+    return found
+
+
 def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
     """The digests of all champions in the audit log, oldest first."""
     return [holder_after(line) for line in moves(model, lines)]
@@ -58,12 +75,17 @@ def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) ->
 def interrupted(held: Entry, lines: Sequence[audit_log.Entry]) -> str:
     """The command that completes a rollback to the version that holds the alias, if one was cut short after that move.
 
-    A rollback to a version that was itself rolled back needs `--from`, with the champion by the audit log.
+    A rollback to a version that was itself rolled back needs `--from`, with the champion by the audit log, and one to
+    another version than the champion before that `--to`.
     """
     # Approvals aside: one that was cut short before the name moved promoted nothing.
     person = rolled_back_by(held.model, [line for line in lines if line.kind != "approval"], held.digest)
-    now = versions.by_digest(held.model, recorded_champion(held.model, lines)) if person else None
-    return f"`clinrl rollback {held.model}{f' --from {now.number}' if now else ''}`"
+    champion = recorded_champion(held.model, lines)
+    now = versions.by_digest(held.model, champion) if person else None
+    was_champion = held.digest in recorded_champions(held.model, lines)
+    is_earlier = was_champion and champion and recorded_before(held.model, lines, champion) != held.digest
+    words = (f" --from {now.number}" if now else "") + (f" --to {held.number}" if is_earlier else "")
+    return f"`clinrl rollback {held.model}{words}`"
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:

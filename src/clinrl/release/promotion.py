@@ -156,8 +156,10 @@ def refuse(params: Params, decision: Decision, reason: str) -> None:
     audit_log.write(params, "refusal", body)
 
 
-def rollback(params: Params, model: str, *, approver: str, of: str = "", beforehand: bool = False) -> Entry:
-    """Make the previous champion the champion again, and the champion `previous`.
+def rollback(
+    params: Params, model: str, *, approver: str, of: str = "", to: str = "", beforehand: bool = False
+) -> Entry:
+    """Make the previous champion the champion again, or the earlier one with the digest `to`; the champion `previous`.
 
     `of` is the digest of the champion to replace. Without `of`, a version that was rolled back does not come back: two
     people, or one who gives the command twice, would restore a bad champion. `beforehand` records that `approver`
@@ -184,8 +186,12 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
         if of and now.digest != of:
             raise GateError(f"{now.name}, number {now.number}, is the champion of {model}; nothing was rolled back")
         former = recorded_before(model, lines, now.digest)
+        if to:
+            if to == now.digest:
+                raise GateError(f"{now.name} is the champion of {model} already; nothing was rolled back")
+            former, before = to, _registered(model, to)
         # A promotion was cut short after it had moved `previous`, which moves first, or somebody deleted that alias.
-        if before is None or now.digest == before.digest:
+        elif before is None or now.digest == before.digest:
             if former is None:
                 raise GateError(f"{model} had no {CHAMPION} before {now.name}; there is nothing to roll back to")
             before = _registered(model, former)
@@ -205,7 +211,7 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "", beforeh
         if not of and person:  # by number, since a name may have been trained more than once
             raise GateError(
                 f"{person} rolled {before.name} back, and {now.name} is the champion of {model} again; "
-                f"`clinrl rollback {model} --from {now.number}` undoes that"
+                f"`clinrl rollback {model} --from {now.number}` undoes that, and --to names an earlier champion"
             )
         moved = last_move(model, lines)
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
