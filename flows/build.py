@@ -55,6 +55,7 @@ def build(what: str) -> State[None]:
     clone.share(load_params().scale)
     with clone.at(head, "build"):
         params, made, registered = load_params(), list[str](), 0
+        last = branches.tip(to)
         stages = outputs(params)
         for names in generations(params, what):
             for name in names:
@@ -64,7 +65,7 @@ def build(what: str) -> State[None]:
             for name, reason in outcomes([name for name in names if name not in failed], commit):
                 if reason is None:
                     try:
-                        gather(name, stages[name], branches.branch(commit, name), to)
+                        last = gather(name, stages[name], branches.branch(commit, name), to, last)
                     except Refused as error:
                         reason = str(error)
                 if reason is not None:
@@ -86,17 +87,19 @@ def build(what: str) -> State[None]:
     return Completed(message=done)
 
 
-def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: str) -> None:
-    """Take over a worker's results for a version, and add them to the branch `to`.
+def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: str, last: str) -> str:
+    """Take over a worker's results for a version, add them to the branch `to`, and return its commit; `last` is the one
+    that it has now.
 
-    Raises Refused if the worker's branch is refused, or if the origin is away; the clone then stays as it was.
+    Raises Refused if the worker's branch is refused, if another build has changed `to`, or if the origin is away; the
+    clone then stays as it was.
     """
     before = clone.git("rev-parse", "HEAD")
     try:
         if branches.tip(branch):
             branches.take_in(branch, stages, f"{name}, made by a worker")
         clone.pull(stages)
-        branches.hand_over(to, name)
+        return branches.hand_over(to, name, force=f"--force-with-lease=refs/heads/{to}:{last}")
     except Refused:
         clone.git("reset", "--quiet", "--hard", before)
         raise

@@ -84,10 +84,11 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
             if Path(".git/MERGE_HEAD").exists():
                 git("merge", "--abort")
             git("remote", "set-url", "origin", origin)
-            if left and Path(".git/index").exists() and (git("status", "--porcelain") or _unpushed()):
+            if left and git("for-each-ref", BEGUN) and (git("status", "--porcelain") or _unpushed()):
                 with chdir(folder / prefix):
                     left()
             git("fetch", "--quiet", "--", origin, commit)
+            git("update-ref", "-d", BEGUN)  # what a checkout that is cut short leaves is no run's work
             git("checkout", "--quiet", "--force", "--detach", commit)
             begin_here()
             git("clean", "--quiet", "--force", "-d")  # what git ignores stays
@@ -131,7 +132,7 @@ def begin_here() -> None:
 
 def _unpushed() -> bool:
     """Whether the last run in this clone made commits that no branch of the origin had when last fetched."""
-    return bool(git("for-each-ref", BEGUN) and git("rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"))
+    return bool(git("rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"))
 
 
 @contextmanager

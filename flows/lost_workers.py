@@ -17,9 +17,13 @@ ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 def watch() -> None:
     """Make sure that the server has this automation, exactly once."""
-    beats, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in ENDS}
+    begins, beats, ends = (
+        "prefect.flow-run.Running",
+        "prefect.flow-run.heartbeat",
+        {f"prefect.flow-run.{state}" for state in ENDS},
+    )
     trigger = EventTrigger(
-        after={beats},
+        after={begins, beats},
         expect={beats, *ends},
         match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
         # Only runs of `make`: its workers send heartbeats in time, and it ends in no other state.

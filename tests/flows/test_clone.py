@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -240,7 +241,7 @@ def test_a_version_whose_files_lead_elsewhere_is_not_gathered(checkout: Path, tm
     stages = {"train@v1": may_write("v1")["train@v1"]}
     with clone.at(commit, "build"):
         with pytest.raises(Refused, match="a digest that DVC was to follow leads out of its cache"):
-            build.gather("v1", stages, to, "built/all")
+            build.gather("v1", stages, to, "built/all", "")
         assert git("rev-parse", "HEAD") == commit
         assert not git("status", "--porcelain")
         assert not branches.tip("built/all")
@@ -326,6 +327,30 @@ def test_what_a_killed_run_left_is_handed_over_before_the_clone_is_used_again(ch
         branches.go_on(to, ["data/reports"])
         assert Path("data/reports/decisions.jsonl").read_text() == "a signed line"
         assert Path("src/code.py").read_text() == ""
+
+
+def test_what_a_checkout_that_was_cut_short_left_is_no_run_s_work(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, calls = clone.head(), list[str]()
+    run = clone.git
+
+    def cut_short(*words: str, **more: Any) -> str:
+        if words[0] == "checkout":
+            write_text(Path("src/code.py"), "half of another commit")
+            raise Refused("No space left on device")
+        return run(*words, **more)
+
+    with clone.at(commit, "retrain", lambda: calls.append("left")):
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(clone, "git", cut_short)
+        with pytest.raises(Refused, match="No space left"), clone.at(commit, "retrain", lambda: calls.append("left")):
+            pass
+        os.chdir(checkout)
+    with clone.at(commit, "retrain", lambda: calls.append("left")):
+        assert Path("src/code.py").read_text() == ""
+    assert calls == []
 
 
 def run_of(commit: str, report: str, to: str = "built/retrain-esi") -> None:

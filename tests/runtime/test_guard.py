@@ -4,7 +4,9 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +20,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from clinrl.errors import Refused
-from clinrl.runtime.guard import Fence, Limits, listen
+from clinrl.runtime import guard
+from clinrl.runtime.guard import Fence, Impatient, Limits, listen
 
 LIMITS = Limits(body_bytes=1000, request_s=60, idle_s=60)
 ARRIVED: list[str] = []
@@ -42,9 +45,9 @@ def app() -> Starlette:
     return Starlette(routes=[Route("/", echo, methods=["GET", "POST"]), WebSocketRoute("/ws", talk)])
 
 
-def served(fence: Fence) -> Iterator[str]:
+def served(fence: Fence, **more: Any) -> Iterator[str]:
     """The address of a fence on a free port of loopback."""
-    server = uvicorn.Server(uvicorn.Config(fence, port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(fence, port=0, log_level="error", **more))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -205,3 +208,21 @@ def test_an_address_that_cannot_be_had_is_refused() -> None:
             listen("127.0.0.1", port)
     with pytest.raises(Refused, match=r"^192\.0\.2\.1 port 0 cannot be listened on \("):
         listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"])
+def test_a_connection_without_a_whole_head_is_closed_and_one_that_is_answered_is_not(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "HEAD_S", 0.3)
+    with (
+        contextmanager(served)(Fence(app(), limits=LIMITS), http=Impatient) as place,
+        socket.create_connection((place.split(":")[0], int(place.split(":")[1])), timeout=20) as silent,
+        connect(f"ws://{place}/ws") as talking,
+    ):
+        silent.sendall(sent)
+        assert httpx.post(f"http://{place}/?sleep=0.8", content=b"x", timeout=20).text == "1"
+        while silent.recv(4096):
+            pass
+        talking.send("still here")
+        assert talking.recv() == "still here"

@@ -242,6 +242,7 @@ def test_a_candidate_that_cannot_be_opened_hinders_no_rollback_and_is_not_copied
 
     def adapted(model: Any, folder: Path, *, name: str) -> Any:
         if name == versions.find("esi", "v2").digest:
+            assert live.names["esi@champion"].served.name == "v1", "it does not wait for the candidate"
             raise fault
         return opened(model, folder, name=name)
 

@@ -34,7 +34,7 @@ def stage(
         raise Refused(f"OpenEnv is not installed; {INSTALL}") from None
     import uvicorn
 
-    from clinrl.runtime.guard import address_of, listen
+    from clinrl.runtime.guard import Impatient, address_of, listen
 
     task, reward = get_task(name), None
     if version is not None:
@@ -53,6 +53,10 @@ def stage(
         if open_exam:
             echo(f"THE EXAM IS OPEN: {EXAM_IS_OPEN}")
         config = uvicorn.Config(
-            app, log_level="warning", ws_max_size=MESSAGE_BYTES, limit_concurrency=sessions + SPARE_CONNECTIONS
+            app,
+            http=Impatient,
+            log_level="warning",
+            ws_max_size=MESSAGE_BYTES,
+            limit_concurrency=sessions + SPARE_CONNECTIONS,
         )
         uvicorn.Server(config).run(sockets=[listening])

@@ -316,8 +316,12 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
             client.delete_logged_model(mine.model_id)
     model = found[0]
     ready = model.status == "READY"
+    has_files = not ready and own_folder(client, model) is None and client.list_logged_model_artifacts(model.model_id)
     if not ready or not _is_intact(client, model, made):
-        upload(client, model, made, run_id)
+        upload(client, model, made, run_id, replaces=ready)
+    # A killed upload may have left other files, or another machine sent its own meanwhile.
+    if has_files and not _is_intact(client, model, made):
+        upload(client, model, made, run_id, replaces=True)
     if not ready:
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])

@@ -76,11 +76,12 @@ def _record(made: "Recorded") -> pyfunc.Served:
     )
 
 
-def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str) -> None:
+def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str, *, replaces: bool) -> None:
     """Upload the folder of a model, signed as a whole: the weights, and the rest as `pyfunc.write` writes it.
 
-    This replaces the model's former files. Raises ArtefactError if a file changed meanwhile, SignatureError if signing
-    failed, and RegistryError for an address that MLflow gives no model.
+    In the project's store, and on a server with `replaces`, this removes the model's former files. Raises
+    ArtefactError if a file changed meanwhile, SignatureError if signing failed, and RegistryError for an address
+    that MLflow gives no model.
     """
     record = _record(made)
     parts = (
@@ -106,7 +107,7 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
         if (old := own_folder(client, model)) is not None:  # files that were put there by hand must not stay
             shutil.rmtree(old, ignore_errors=True)
-        elif model.status == "READY":  # before that, another machine may be sending the same
+        elif replaces:
             _remove(client, model)
         client.log_model_artifacts(model.model_id, str(folder))
     finally:

@@ -17,8 +17,12 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clinrl.errors import Refused
+
+HEAD_S = 20.0
+"""Seconds in which a connection must have sent the head of a request."""
 
 
 class Limits(NamedTuple):
@@ -29,6 +33,30 @@ class Limits(NamedTuple):
     """Seconds from the request's head to the end of its answer."""
     idle_s: float
     """Seconds that a WebSocket may be silent."""
+
+
+class Impatient(H11Protocol):
+    """A connection of uvicorn's that is closed if the head of a request does not come in time.
+
+    Uvicorn itself waits without end, so silent connections could use up its `limit_concurrency`.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_S, transport.close)
+
+    def handle_events(self) -> None:
+        """Handle what has come, and wait for the next head if nothing of a request is there."""
+        super().handle_events()
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.transport.get_protocol() is self:  # another one has taken over a WebSocket
+            self._timer = self._timer or self.loop.call_later(HEAD_S, self.transport.close)
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def refusal_response(status: int, sentence: str) -> JSONResponse:

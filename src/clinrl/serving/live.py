@@ -109,10 +109,14 @@ class Live:
             except (Refused, OSError) as error:
                 kept = f"; {self._held[alias].served.name} goes on" if alias in self._held else ""
                 self._say(alias, f"{self._model}@{alias} is not renewed: {error}{kept}")
+            finally:
+                self._publish()  # the champion does not wait until a candidate is open
+        self._close_unused()
+
+    def _publish(self) -> None:
         held = {alias: self._held[alias] for alias in ALIASES if alias in self._held}
         by_alias = {f"{self._model}@{alias}": version for alias, version in held.items()}
         self.names = by_alias | {version.served.name: version for version in reversed(held.values())}
-        self._close_unused()
 
     def why_nothing_served(self) -> str | None:
         """The reason why nothing is served; None if something is."""
@@ -140,6 +144,9 @@ class Live:
             except Refused as error:
                 self._say("params", f"params.yaml is not read again: {error}")
         trusted, log = _state_of(PUBLIC, *sorted(TRUSTED.glob("*.pub"))), _state_of(paths.audit_log())
+        if sum(size for _, size, _ in log) < sum(size for _, size, _ in self._log):  # git may be writing it anew
+            time.sleep(POLL_S)
+            log = _state_of(paths.audit_log())
         if (read, trusted) != (self._read, self._trusted):
             self._intact.clear()
         if (read, trusted, log) != (self._read, self._trusted, self._log):

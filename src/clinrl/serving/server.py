@@ -28,7 +28,7 @@ from clinrl.errors import EngineError, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
 from clinrl.runtime import determinism
-from clinrl.runtime.guard import Fence, Limits, address_of, listen
+from clinrl.runtime.guard import Fence, Impatient, Limits, address_of, listen
 from clinrl.serving.backends import Job, Local, Remote
 from clinrl.serving.live import POLL_S, Live, Version
 from clinrl.serving.protocol import Answer, ChatRequest, Refusal, error, event, read, refused, settled
@@ -42,7 +42,7 @@ TOKEN: Final = "CLINRL_SERVE_TOKEN"
 LEAST_TOKEN: Final = 20
 """The least number of characters of the token."""
 BODY_BYTES: Final = 128 * 1024
-SPARE_CONNECTIONS: Final = 64
+SPARE_CONNECTIONS: Final = 256
 """Connections beyond those whose requests are answered or wait; one more gets 503."""
 ENDING_S: Final = 5.0
 """Seconds that the end waits for the thread that checks the registry, which may be copying a model."""
@@ -309,7 +309,8 @@ def stage(
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
                 Fence(service, names=[host, *known_as], token=token, limits=limits, refuse=refused),
-                log_level="warning", access_log=False, limit_concurrency=at_once + queue + SPARE_CONNECTIONS,
+                http=Impatient, log_level="warning", access_log=False,
+                limit_concurrency=at_once + queue + SPARE_CONNECTIONS,
             )  # fmt: skip
             registry.start()
             print(f"{address_of(listening)}/v1", flush=True)
