@@ -28,7 +28,7 @@ class Strict(BaseModel):
 class Case(Strict):
     """One immutable vignette. Tasks subclass it with their own `facts` and `key`."""
 
-    id: str = Field(pattern=r"^[a-z]+-[0-9a-f]{16}$")
+    id: str = Field(pattern=r"^[a-z][a-z0-9_]*-[0-9a-f]{16}$")
     """Content hash of facts and key, prefixed with the task: equal cases have equal ids."""
     group: str = Field(min_length=1)
     """The template the case grew from. All cases of a group are in one pool."""

@@ -412,7 +412,8 @@ LEAKS_A_LEVEL = [
     "level two acuity", "2 on the ESI", "a two on the Emergency Severity Index", "triage priority 1",
     "Triage nurse assigned level 2.", "ESI was set at 2", "ESI determined to be 2", "E.S.I. 2", "E.S.I. level II",
     "triaged immediately to level 1", "ESI has been judged to be a 3", "the triage RN made it a level 3",
-    "assigned to level two", "acuity was changed to level 2",
+    "assigned to level two", "acuity was changed to level 2", "ESI_2", "esi_level: 2", "ESI_level=3", "acuity_level 3",
+    "acuity is two", "acuity of three", "ESI would be 2", "ESI was felt to be 2",
 ]  # fmt: skip
 NAMES_NO_LEVEL = [
     "triaged at 2 pm", "triaged at 2:30", "triaged 2 hours ago", "triaged as a 2-year-old", "triaged as a 2 year old",

@@ -318,7 +318,8 @@ def test_what_is_not_certain_is_refused_with_its_row(tmp_path, change, column, r
     [
         "Rated 8 of 9", "rated 8/9", "rated an 8 out of 9", "Rating: 8/9", "rated eight of nine", "Appropriateness: 8",
         "The rating is 8 of 9", "That makes 8 of 9.", "the panel rates it 8 of 9", "appropriateness rating: 8",
-        "appropriateness score of 8", "Usually not appropriate", "may be appropriate",
+        "appropriateness score of 8", "Usually not appropriate", "may be appropriate", "Usually_appropriate",
+        "appropriateness criteria rating of 8", "ACR Appropriateness Criteria rating: 9", "score of 8 of 9",
     ],
 )  # fmt: skip
 def test_a_text_that_names_its_label_or_rating_is_refused(text):
@@ -375,6 +376,29 @@ def test_a_repeated_request_is_refused_and_a_contradicting_one_is_refused_in_eve
 def test_a_copy_of_a_refused_row_is_taken(tmp_path):
     cases, refused = everything(written(tmp_path, [RECORD | {"citations": {"0": "a"}}, RECORD]))
     assert len(cases) == len(refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (b'{"a": 1, "a": 2}', "names a field twice"),
+        (b'{"a": "' + b"x" * (1 << 20) + b'"}', "is longer than 1,048,576 bytes"),
+    ],
+)
+def test_a_first_line_that_is_no_record_keeps_no_other_out(tmp_path, first, reason):
+    path = written(tmp_path, [RECORD, RECORD | {"condition": "Sore knee"}])
+    path.write_bytes(first + b"\n" + path.read_bytes())
+    cases, refused = everything(path)
+    assert len(cases) == 2
+    assert [row[1:] for row in refused] == [["1", "(the whole row)", reason]]
+
+
+def test_a_reasoning_may_begin_and_end_with_a_citation():
+    assert intake.reasoning_of("[1] shows CT sees the stone well [1]", "x") == (
+        "[1] shows CT sees the stone well [1].",
+    )
+    with pytest.raises(importing.Unclear, match="is no JSON"):
+        intake.reasoning_of("['CT sees the stone well']", "x")
 
 
 def test_lines_that_are_no_records_are_refused_one_by_one(tmp_path):

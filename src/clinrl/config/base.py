@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -209,5 +209,8 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
 def _fields(model: type[BaseModel], loc: Iterable[object]) -> Collection[str]:
     """The fields of the model nested at a place of another one."""
     for part in loc:
-        model = cast("type[BaseModel]", model.model_fields[str(part)].annotation)
+        nested = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        if not isinstance(nested, type) or not issubclass(nested, BaseModel):  # an optional block, or a mapping of some
+            return ()
+        model = nested
     return model.model_fields

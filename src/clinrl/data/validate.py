@@ -140,7 +140,7 @@ def examine(
                 counts["cases"] += 1
                 counts["duplicates"] += not (computed["id_unique"] and computed[_computed(task, TEXT_UNIQUE)])
                 counts[f"{task.checks.share}_{task.label(case)}"] += 1
-                counts.update({column: int(value) for column, value in line.items() if column.startswith("has_")})
+                counts.update({column: int(bool(value)) for column, value in line.items() if column.startswith("has_")})
                 advance()
             for tally, result in zip(tallies["rows"], check("rows", table), strict=True):
                 tally.add(result)

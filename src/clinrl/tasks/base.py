@@ -181,7 +181,7 @@ class Task(ABC):
         """A flat row of a case for `checks.expectations`; by default id, group, label, text and the plain facts."""
         plain = {name: value for name, value in case.facts if isinstance(value, bool | int | float | str | None)}
         text = "\n".join(message.content for message in self.prompt(case.facts) if message.role == "user")
-        return {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text} | plain
+        return plain | {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text}
 
     def recognise(self, path: Path) -> "Source":
         """The source of records at a path, for an import. Raises DataError, with the expected files, for anything

@@ -67,7 +67,7 @@ DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
     "e-mail address": rf"(?<![\w.+-]){IDENTIFIERS['e-mail address']}",  # from its first character: time stays linear
     "medical record number": rf"{IDENTIFIERS['medical record number']}"
-    r"|\bmrn\b(?![\s:#.]*\d)[\s:#.-]*(?:is|no\.?|number)?[\s:#.-]*\d{4}",
+    r"|\b(?:mrn|medical record(?: (?:number|no))?)(?![a-z])[\W_]{0,5}(?:is|no|number)?[\W_]{0,5}[a-z]{0,2}\d{4}",
     # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. Five digits or more
     # follow a slash, which excludes blood pressures. Excludes a mean difference with its interval: +15.3 (12.1-18.5).
     "telephone number": rf"{IDENTIFIERS['telephone number']}"
@@ -80,7 +80,8 @@ IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
     rf"|{_DAY}(?:st|nd|rd|th)?[-/., ]{{0,2}}(?:of )?{_MONTH}[-/., ]{{0,2}}(?:19|20)\d{{2}}"
     rf"|{_DAY}[-/.]{_MONTH}[-/.]\d{{2}}"
     rf"|{_MONTH}[-/., ]{{0,2}}{_DAY}(?:st|nd|rd|th)?[-/., ]{{1,2}}(?:19|20)\d{{2}}"
-    rf"|(?:19|20)\d{{2}}[-/., ]{{1,2}}{_MONTH}[-/., ]{{0,2}}{_DAY})\b",
+    rf"|(?:19|20)\d{{2}}[-/., ]{{1,2}}{_MONTH}[-/., ]{{0,2}}{_DAY}"
+    r"|\d{1,2} ?/ ?\d{1,2} ?/ ?(?:19|20)\d{2})(?:\b|(?=t\d|z\b|_|[ap]m\b))",
 }
 """The same tripwire for imported rows, with more shapes. Drawn rows hold none of these, and their proofs quote
 `IDENTIFIERS` word for word."""

@@ -67,6 +67,8 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
         table = open_table(path)
         return Records(path, table.columns, table.lines, table.rows) if wanted(table.columns) else None
     record = _line(first)
+    if record is TWICE or (len(first) == MAX_ROW_BYTES and opening == b"{"):  # that line alone may be at fault
+        record = next((row for _, row in _lines(path) if isinstance(row, Mapping)), record)
     if isinstance(record, Mapping) and not any(
         isinstance(value, list) and _objects(value) for value in record.values()
     ):

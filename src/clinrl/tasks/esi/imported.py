@@ -24,7 +24,7 @@ _DIGIT = (
 _GRADE = r"(?:level|score|category|class|code|priority|acuity|rating|grade|number|no\.?)"
 _JOIN = (
     r"(?:(?:of|is|it|was|has|been|be|as|at|to|by|an?|the|assigned|given|gave|set|made|placed|rated|scored|determined|deemed"
-    r"|judged|considered|estimated|recorded|documented|changed|upgraded|downgraded|initially|immediately|directly"
+    r"|judged|felt|would|considered|estimated|recorded|documented|changed|upgraded|downgraded|initially|immediately|directly"
     r"|straight|then|now|nurse|rn|staff|level)\W{1,3}){0,6}"
 )
 """Up to six words that may stand between a scale and its level."""
@@ -36,7 +36,7 @@ NAMES_A_LEVEL: Final = (
     rf"|\bassigned\W{{1,3}}(?:(?:as|to|an?|the)\W{{1,3}}){{0,2}}level\W{{1,3}}(?:{_DIGIT}|{_WORD}|{_ROMAN})\b"
     r"(?!\W{1,3}trauma)"
     rf"|(?<!visual )\b(?:acuity|triage)(?:\s?[:=#(-]\s?| )(?:(?:of|is|was|as) )?(?:an? )?(?:{_DIGIT})\b"
-    rf"|(?<!visual )\b(?:acuity|triage)\s?[:=]\s?(?:{_WORD}|{_ROMAN})\b"
+    rf"|(?<!visual )\b(?:acuity|triage)\s?[:=]\s?(?:{_WORD}|{_ROMAN})\b|(?<!visual )\bacuity (?:is|was|of) {_WORD}\b"
     rf"|\btriaged (?:as )?(?:an? )?(?:{_DIGIT})\b|\btriaged as (?:an? )?(?:{_WORD}|{_ROMAN})\b"
 )
 """A pattern of text that gives the answer away."""
@@ -68,5 +68,5 @@ class ImportedKey(Strict):
 def check(text: str, column: str) -> None:
     """Raise Unclear for text that no prompt may hold: as in `check_text`, or with its own answer."""
     check_text(text, column)
-    if finds(_NAMES_A_LEVEL, text):
+    if finds(_NAMES_A_LEVEL, text.replace("_", " ")):  # as in ESI_level=3
         raise Unclear(column, "names a level")

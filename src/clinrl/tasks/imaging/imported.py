@@ -27,8 +27,8 @@ _JOIN = r"(?:(?:as|at|is|was|it|this|of|an?|the|appropriateness|median|mean|pane
 NAMES_A_LABEL: Final = (
     r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\W{1,3}be\W{1,3}appropriate\b"
     rf"|\brat(?:e|es|ed|ing|ings)\W{{1,3}}{_JOIN}{_RATING}{_OF_NINE}"
-    rf"|\b(?:is|makes|gets|scores?|scored) (?:an? )?{_RATING}{_OF_NINE}(?!\s\w)"
-    rf"|\bappropriateness\W{{1,3}}(?:score|rating|category|level)s?\W{{1,3}}{_JOIN}{_RATING}\b(?!\.\d)"
+    rf"|\b(?:is|makes|gets|scores?|scored) (?:of )?(?:an? )?{_RATING}{_OF_NINE}(?!\s\w)"
+    rf"|\bappropriateness\W{{1,3}}(?:criteria\W{{1,3}})?(?:score|rating|category|level)s?\W{{1,3}}{_JOIN}{_RATING}\b(?!\.\d)"
     rf"|\bappropriateness\s?[:=]\s?{_RATING}\b(?!\.\d)"
 )
 """Pattern of text that gives the answer away: a label, or the rating of 1 to 9 that decides the label."""
@@ -50,7 +50,7 @@ class ImportedKey(Strict):
 
 def check_shown(text: str, column: str) -> None:
     """Refuse text that names a label, since no prompt may hold it. Raises Unclear."""
-    if finds(_NAMES_A_LABEL, text):
+    if finds(_NAMES_A_LABEL, text.replace("_", " ")):
         raise Unclear(column, "names a label")
 
 

@@ -69,6 +69,7 @@ NUMBERS: Final = range(1, 100)
 _DISAGREEMENT: Final = re.compile(r"may be appropriate ?\(?\W*disagreement\W*\)?")
 _NUMBER: Final = re.compile(r"\[?([0-9]{1,6})\]?", re.ASCII)
 _NUMBERED: Final = re.compile(r"(?i)^\s*variant\s*[0-9]{1,3}\s*[:.]")
+_CITES_FIRST: Final = re.compile(r"\s*\[[0-9][0-9 ,;\u2013-]{0,80}\]")
 _CLOSED: Final = re.compile(r"[.!?][\"')\u2019\u201d]*(?:[ \t]?\[[0-9 ,;\u2013-]{1,80}\])*$")
 _LIKE_A_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
@@ -221,7 +222,8 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
     """The reasons as sentences, each closed, so that they can be joined. Raises Unclear for an invalid value."""
     given = value
     if isinstance(value, str):
-        given = _json(value, column) if value.lstrip()[:1] == "[" and value.rstrip()[-1:] == "]" else value.splitlines()
+        is_list = value.lstrip()[:1] == "[" and value.rstrip()[-1:] == "]" and not _CITES_FIRST.match(value)
+        given = _json(value, column) if is_list else value.splitlines()
     if given is None:
         raise Unclear(column, "is empty")
     if not isinstance(given, list) or not all(isinstance(line, str) for line in given):
