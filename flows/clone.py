@@ -167,8 +167,7 @@ def share_cache(checkout: Path) -> None:
 def pull(addresses: Collection[str]) -> None:
     """Fetch the outputs of stages that dvc.lock records and the remote has; others will be built. Raises Refused for an
     output that leads out of its folder, Away if the remote does not answer."""
-    done = _dvc("pull", *dict.fromkeys(addresses))
-    if refusal := re.search(r"^clinrl: (.+)", done.stderr, re.MULTILINE):
+    if refusal := re.search(r"^clinrl: (.+)", (done := _dvc("pull", *dict.fromkeys(addresses))).stderr, re.MULTILINE):
         raise Refused(refusal[1])
     if done.returncode and (away := re.search(r"failed to connect to .+", done.stderr)):
         raise Away(f"the DVC remote is away: {mask(away[0])}")

@@ -69,8 +69,7 @@ def scheduled(task: str) -> State[None]:
             clone.push(addresses(load_params(), task))
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
-    turn = runs.in_turn(task, f"the schedule of {task}")
-    with turn, clone.at(head(), f"retrain-{task}", left):
+    with runs.in_turn(task, f"the schedule of {task}"), clone.at(head(), f"retrain-{task}", left):
         if turns.is_overtaken():
             return Completed(name=turns.OVERTAKEN, message="a run that began after this one was due did its work")
         branches.go_on(to, WRITTEN)
@@ -171,8 +170,7 @@ def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
 
 def of_task(params: Params, task: str) -> list[str]:
     """The versions of a task, parents first and the newest last. Raises ParamsError if there are none."""
-    named = params.versions_of(task)
-    if not named:
+    if not (named := params.versions_of(task)):
         raise ParamsError(f"params.yaml has no version of {task}, so there is nothing to retrain")
     every = dict.fromkeys(before for version in named for before in params.lineage(version))
     return sorted(every, key=params.newest_of(task).__eq__)
