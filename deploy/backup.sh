@@ -31,10 +31,14 @@ esac
 # Where DVC's files are: an address of the default remote, or the folder of the cache; and that folder.
 dvc_files() {
     python -c '
+import os, sys
 from dvc.repo import Repo
 with Repo() as repo:
     name = repo.config["core"].get("remote")
-    print(repo.config["remote"][name]["url"] if name else repo.cache.local_cache_dir)
+    remote = repo.config["remote"][name] if name else {"url": repo.cache.local_cache_dir}
+    if "endpointurl" in remote and not os.environ.get("AWS_ENDPOINT_URL"):  # or the bucket of that name at AWS is asked
+        sys.exit(f"clinrl: set AWS_ENDPOINT_URL to {remote['endpointurl']}, where DVC has its remote {name}")
+    print(remote["url"])
     print(repo.cache.local_cache_dir)'
 }
 

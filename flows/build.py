@@ -5,6 +5,7 @@ python -m flows build imaging-arms
 
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
@@ -101,6 +102,10 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
         clone.pull(stages)
         return branches.hand_over(to, name, force=f"--force-with-lease=refs/heads/{to}:{last}")
     except Refused:
+        sent = clone.git("rev-parse", "HEAD")
+        with suppress(Refused):
+            if sent not in (before, last) and branches.tip(to) == sent:  # its answer was lost
+                return sent
         clone.git("reset", "--quiet", "--hard", before)
         raise
 

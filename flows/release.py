@@ -14,9 +14,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from prefect import Flow, State, flow, get_client
-from prefect.exceptions import FlowPauseTimeout
+from prefect.exceptions import FlowPauseTimeout, Pause
 from prefect.flow_runs import pause_flow_run
-from prefect.input import RunInput
+from prefect.input import RunInput, read_flow_run_input
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
@@ -96,14 +96,14 @@ def full_model(params: Params, fold: str, version: str) -> str | None:
     """
     build(params, fold)
     if (releases.settle if is_champion(params, fold) else outcome)(params, fold) is None:
-        decision = steps.decide(fold)
-        pages.show_decision(decision)
-        if decision.promote:
-            approval, approved = approval_of(params, champion_of(params, version))
-            try:
+        try:
+            decision = steps.decide(fold)
+            pages.show_decision(decision)
+            if decision.promote:
+                approval, approved = approval_of(params, champion_of(params, version))
                 steps.promote(fold, decision, approval, approved)
-            except GateError as refused:  # the version is champion all the same
-                return f"{fold} is not promoted: {refused}"
+        except GateError as refused:  # the version is champion all the same
+            return f"{fold} is not promoted: {refused}"
     return outcome(params, fold)
 
 
@@ -149,8 +149,8 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
 def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
     """Pause the run until a person answers on its page; None if nobody does in time. `wrong` is why it asks again.
 
-    A server that is away meanwhile ends nothing. Once it is back, the run is either still paused, or the same question
-    is put again by its key, and Prefect returns the answer that was given.
+    A server that is away meanwhile ends nothing. Once it is back, the run is still paused, or the same question is put
+    again by its key, and Prefect returns the answer that was given; or the time was over, and Prefect gave it up.
     """
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
     question = Approval.with_initial_data(description=pages.approval_page(decision, wrong))
@@ -160,16 +160,19 @@ def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
             left_s = max(1, math.ceil(deadline - time.monotonic()))
             try:
                 now = client.read_flow_run(run).state
-                if now is None or not now.is_paused():
+                if now is None or now.is_running():
                     return pause_flow_run(question, timeout=left_s, poll_interval=min(POLL_S, left_s), key=key)
+                form = now.state_details.run_input_keyset
+                if now.is_paused() and form and read_flow_run_input(form["schema"], run) is None:
+                    question.save(form, run)  # the server went away between the pause and its form
             except FlowPauseTimeout:
                 break
-            except Exception as error:
-                if not runs.is_away(error):
+            except (Exception, Pause) as error:  # Pause: it was accepted already, and the answer to that was lost
+                if not isinstance(error, Pause) and not runs.is_away(error):
                     raise
                 get_run_logger().warning("the Prefect server is away; the question stays")
             else:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or now.is_final():
                     break
             time.sleep(min(POLL_S, left_s))
         # The server has given the run up; it goes on, to write down that nobody answered.

@@ -89,7 +89,7 @@ def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:  # noqa: C901  # a
 
         do_HEAD = do_GET
 
-        def do_POST(self) -> None:
+        def do_POST(self) -> None:  # noqa: C901  # as above
             """What writing takes: a repository, how each file is to be sent, where large ones go, and a commit."""
             hub_.asked.append(self.path)
             hub_.tokens.add(self.headers.get("Authorization", ""))
@@ -128,6 +128,8 @@ def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:  # noqa: C901  # a
                         hub_.files[step["value"]["path"]] = text.swapcase() if hub_.alters else text
                     elif step["key"] == "file":
                         hub_.files[step["value"]["path"]] = base64.b64decode(step["value"]["content"])
+                    elif step["key"] == "deletedFile":
+                        del hub_.files[step["value"]["path"]]
                 self.reply({"commitUrl": f"{self.here}/{REPO}/commit/{COMMIT}", "commitOid": COMMIT})
             elif "/paths-info/" in self.path:
                 self.reply([self.entry(name, hub_.files[name]) for name in parse_qs(body.decode())["paths"]])

@@ -94,6 +94,11 @@ def test_an_error_of_no_more_than_alpha_does_not_need_the_screen():
     assert 0.01 < row.useless.value <= 0.05
 
 
+def test_a_champion_that_gains_could_make_perfect_is_simulated_to_its_end():
+    better = "every draft is two points better than the champion of its week"
+    assert lives(better, GIVEN.model_copy(update={"wrong": 0.04, "lives": 50})).looks > 0
+
+
 def test_unlike_models_without_a_budget_are_promoted_as_was_seen_before_there_were_plans():
     """A third of all lives, for models that err independently in 3.6% of 800 cases."""
     world = GIVEN.model_copy(update={"discordance": most_discordant(GIVEN.wrong)})

@@ -35,7 +35,7 @@ def read(overlay: str) -> list[Object]:
     """The objects of a kustomization and of those that it builds on, with the names of what is generated."""
     folder = FOLDER / overlay
     rules = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    known = {"apiVersion", "kind", "namespace", "resources", "secretGenerator", "configMapGenerator"}
+    known = {"apiVersion", "kind", "namespace", "resources", "secretGenerator", "configMapGenerator", "replicas"}
     assert rules.keys() <= known, "this reader knows no other rules"
     found: list[Object] = []
     for name in rules["resources"]:
@@ -43,6 +43,9 @@ def read(overlay: str) -> list[Object]:
             found += read(os.path.relpath((folder / name).resolve(), FOLDER))
         else:
             found += yaml.safe_load_all((folder / name).read_text(encoding="utf-8"))
+    for rule in rules.get("replicas", ()):
+        (scaled,) = (one for one in found if one["metadata"]["name"] == rule["name"] and one["kind"] == "StatefulSet")
+        scaled["spec"]["replicas"] = rule["count"]
     for made in rules.get("configMapGenerator", ()):
         data = {name: (folder / name).read_text(encoding="utf-8") for name in made["files"]}
         found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": made["name"]}, "data": data})

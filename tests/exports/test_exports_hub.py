@@ -75,6 +75,13 @@ def test_what_was_pushed_is_what_was_examined(hub, tmp_path, capsys):
     assert not [case for case in cases if json.loads(case)["facts"]["narrative"][:40].encode() in sent]
 
 
+def test_files_of_a_model_that_was_pushed_before_are_removed(hub):
+    hub.files |= {"model-00002-of-00002.safetensors": b"old", "base/adapter_config.json": b"{}", ".gitattributes": b""}
+    assert cli.main(["push", "v2", "--repo", REPO]) == 0
+    assert ".gitattributes" in hub.files
+    assert not {"model-00002-of-00002.safetensors", "base/adapter_config.json"} & hub.files.keys()
+
+
 def test_the_card_is_read_back_by_the_hubs_own_library(hub):
     assert cli.main(["push", "v2", "--repo", REPO]) == 0
     card = ModelCard.load(REPO)

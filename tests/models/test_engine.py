@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -154,6 +155,21 @@ def test_the_adapter_is_another_model_and_the_base_stays_what_it_was(
     served.adapter = None
     assert served.sample(prompts(), **HOW) == plain
     assert server.adapters == {engine.name_of(paths.adapter(v)): paths.adapter(v).resolve() for v in ("v1", "v2")}
+
+
+@pytest.mark.long
+def test_an_adapter_that_another_process_loaded_from_its_copy_is_used_while_the_copy_is_there(
+    connect: Callable[..., Engine], server: engines.Imitation, tmp_path: Path
+) -> None:
+    served, copy = connect(), tmp_path / "copy"
+    shutil.copytree(paths.adapter("v1"), copy)
+    name = engine.name_of(copy)
+    served.adopt(copy)
+    served.adopt(paths.adapter("v1"))
+    assert server.adapters[name] == copy.resolve()
+    shutil.rmtree(copy)  # the server could not read it again
+    served.adopt(paths.adapter("v1"))
+    assert server.adapters[name] == paths.adapter("v1").resolve()
 
 
 @pytest.mark.long
@@ -487,6 +503,12 @@ def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
     assert environment["VLLM_API_KEY"] == held["key"] not in words
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert len(held["key"]) > 40
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Refused, match="is taken"):
+        engine_server.stage(params, "esi", taken.getsockname()[1])
+    monkeypatch.setattr(engine_server.httpx, "get", lambda *_, **__: None)  # it answers
+    with pytest.raises(Refused, match=r"a vLLM server of esi answers at http://127.0.0.1:8123 already"):
+        engine_server.stage(params, "esi", 8124)
+    assert json.loads((project / "esi.json").read_text()) == held
     (project / "esi.json").unlink()
 
 

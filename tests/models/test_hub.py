@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import httpx2
 import pytest
@@ -64,6 +65,20 @@ def test_a_part_of_a_checkpoint_is_not_taken_for_the_whole(
     offline(imitation, monkeypatch)
     with pytest.raises(Refused, match=r"the cache has only a part of owner/name@c{12}, .*; unset it once"):
         hub.fetch(REPO, COMMIT)
+
+
+def test_weights_are_compared_though_a_kill_came_before_that(
+    imitation: Imitation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "_check", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            hub.fetch(REPO, COMMIT)
+    looked = mock.Mock(wraps=hub._check)
+    monkeypatch.setattr(hub, "_check", looked)
+    for _ in range(2):
+        hub.fetch(REPO, COMMIT)
+    assert looked.call_count == 1
 
 
 def test_weights_that_are_not_those_of_the_commit_are_removed(imitation: Imitation) -> None:

@@ -46,6 +46,13 @@ def test_a_trained_adapter_says_what_it_is_and_what_it_is_not_for():
     assert "p" * 64 in body
 
 
+def test_a_card_of_a_version_that_saw_records_says_so():
+    matter, body = front_matter(model_card.write(MANIFEST, lineage=["v2"], on_records=True))
+    assert "Trained on imported records of patients" in body
+    assert "no patient's data were used" not in body
+    assert "synthetic-data" not in matter["tags"]
+
+
 @pytest.mark.parametrize(
     ("spec", "clause"),
     [

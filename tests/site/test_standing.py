@@ -28,6 +28,13 @@ def test_reports_tell_how_a_version_stands(name: str, state: str, says: str) -> 
     assert says in found.says
 
 
+def test_without_a_log_that_can_be_believed_nothing_is_said_of_decisions() -> None:
+    params, exam = load_params(), examined(load_params(), "esi-v49-2")
+    history = History([], "line 3 was altered")
+    found = standing(params, params.model("esi-v49-2"), exam.reports, exam.agreement, history)
+    assert (found.state, found.says) == ("unknown", "What was decided is unknown: line 3 was altered.")
+
+
 def test_each_absolute_limit_is_held_against_each_mode() -> None:
     found = {(finding.metric, finding.mode) for finding in stands("esi-v49").findings}
     assert found == {

@@ -115,6 +115,15 @@ def test_identifiers_are_found_however_a_word_processor_writes_them(text: str, k
         importing.check_text(text, "text")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["reviewed medical record. 1500 mL given", "Per medical record, 2019 CABG", "old medical record: 2018 stent",
+     "medical record (2020 visit)", "no medical record is here"],
+)  # fmt: skip
+def test_what_only_looks_like_an_identifier_is_taken(text: str) -> None:
+    importing.check_text(text, "text")
+
+
 @pytest.mark.parametrize("hidden", HIDDEN, ids=ascii)
 def test_what_does_not_show_parts_no_word(hidden):
     assert importing.clean(f"{hidden}E{hidden}SI 2 \t{hidden}\nat 3 a.m.{hidden}") == "ESI 2 at 3 a.m."

@@ -212,7 +212,7 @@ def _live(world: World, number: int, scenario: str, name: RuleName, rule: _Rule)
     promoted = {kind: numpy.zeros(world.lives, bool) for kind in ("useless", "worse", "better")}
     looks = 0
     for planned_gain in gains:
-        gain = numpy.where(planned_gain > wrong, 0.0, planned_gain)  # no draft is better than right everywhere
+        gain = numpy.where(planned_gain >= wrong, 0.0, planned_gain)  # no draft is better than right everywhere
         breaks = world.discordance / 2 * (wrong - gain) / world.wrong  # in proportion to what the draft gets wrong
         breaks = numpy.maximum(breaks, -gain)
         rates = (breaks + gain) / wrong, breaks / (1 - wrong * (2 - SHARED))

@@ -83,6 +83,10 @@ class Params(Section):
         parents = {self.versions[name].parent for name in named}
         return [name for name in named if name not in parents][-1]
 
+    def on_records(self, version: str) -> bool:
+        """Whether a version or one of its ancestors was trained on imported records. Raises as `lineage`."""
+        return any(self.versions[name].data in self.imports for name in self.lineage(version))
+
     @property
     def all_data(self) -> dict[str, schema.DatasetSpec | schema.ImportSpec]:
         """Every data set by name, drawn or imported."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from clinrl import paths
+from clinrl.analysis.baselines import text
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, identity, read_manifest, read_record, verified, write_json, write_text
@@ -213,7 +214,7 @@ class _Line:
         self.wrong = line.answer != gold
         self.cost = task.improvement.cost(gold, line.answer)
         self.rule = task.reporting.slices.get("rule", lambda case: NO_RULE)(case)
-        self.text = task.checks.text
+        self.text = str(getattr(self.case.facts, task.checks.text, "")) or text(task, self.case)
 
     def in_full(self) -> WrongAnswer:
         withheld = is_imported(self.case)
@@ -226,7 +227,7 @@ class _Line:
             answered=self.answered,
             rule=self.rule,
             cost=round(self.cost, DIGITS),
-            narrative="" if withheld else str(getattr(self.case.facts, self.text, "")),
+            narrative="" if withheld else self.text,
             text="" if withheld else f"{thinking}{last.content}",
         )
 

@@ -63,7 +63,8 @@ def stage(params: Params, name: str) -> None:
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
     for another task version or without the exam's proof, or if the parent took another exam, and Busy if another
-    command evaluates the same name. If it is killed, the same command continues from its journal, to the same bytes.
+    command evaluates the same name. If it is killed, the same command continues from its journal; on the CPU to the
+    same bytes.
     """
     if name in params.rivals:
         rival.stage(params, name)

@@ -99,7 +99,7 @@ def card_of(made: Recorded, repo: str, base: str) -> str:
 
 def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, public: bool) -> str:
     """Make the repository if needed, send the files as one commit, compare the hub's weights. Returns the commit."""
-    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.hf_api import RepoFile
 
     api.create_repo(repo, private=not public, exist_ok=True)
@@ -108,7 +108,10 @@ def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, publ
         what, do = ("private", "leave out --public") if public else ("public", "give --public too")
         raise Refused(f"{repo} is there and is {what}; {do}, or another --repo: nothing was sent")
     add = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
-    done = api.create_commit(repo, [*add, CommitOperationAdd(CARD, card.encode())], commit_message="clinrl push")
+    # Of a model that was pushed before; beside a full model, an old adapter_config.json would be loaded in its place.
+    others = {*api.list_repo_files(repo)} - {*files, CARD, ".gitattributes"}
+    changes: list[Any] = [*add, CommitOperationAdd(CARD, card.encode()), *map(CommitOperationDelete, sorted(others))]
+    done = api.create_commit(repo, changes, commit_message="clinrl push")
     expected = {name: sha256_file(path) for name, path in files.items() if name.endswith(".safetensors")}
     held = api.get_paths_info(repo, list(expected), revision=done.oid)
     found = {one.path: one.lfs.sha256 for one in held if isinstance(one, RepoFile) and one.lfs}

@@ -74,7 +74,7 @@ def stage(params: Params, name: str) -> None:
             compared = check(source, parts, out, prompts, exact=method in ("fold", "cat", "linear"))
             result["check"] = compared.model_dump(mode="json")
             write_json(out / RESULT, result)
-            write_text(out / "README.md", _card(name, task, result))
+            write_text(out / "README.md", _card(name, task, result, any(map(params.on_records, versions))))
             chosen = {"density", "seed"} if method in ("ties", "dare") else set[str]()
             seal(
                 out,
@@ -229,12 +229,12 @@ def _prompts(params: Params, task: Task, adapter: Path) -> list[str]:
     ]
 
 
-def _card(name: str, task: Task, result: Mapping[str, Any]) -> str:
-    """The README.md: a Hugging Face model card."""
+def _card(name: str, task: Task, result: Mapping[str, Any], on_records: bool) -> str:
+    """The README.md: a Hugging Face model card. `on_records`: as in `model_card.write`."""
     folder = paths.base(task.name)
     base = bases.reference(folder) or {"repo": str(folder), "quantize": "none"}
     return render_page(
         "merge_card", name=name, task=task, method=result["method"], versions=result["versions"], base=base["repo"],
         quantize=base["quantize"], full=result["method"] not in ("cat", "svd"), folder=paths.merged(name),
-        result=RESULT,
+        result=RESULT, on_records=on_records,
     )  # fmt: skip

@@ -11,6 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import httpx
+
 from clinrl import paths
 from clinrl.artifacts import verified, write_text
 from clinrl.config.machine import LOOPBACK, read_machine
@@ -18,6 +20,7 @@ from clinrl.config.params import Params
 from clinrl.errors import Refused, echo
 from clinrl.models import bases
 from clinrl.models.engine import DTYPE, model_of
+from clinrl.runtime.guard import listen
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM can be started with."""
@@ -28,8 +31,8 @@ PROGRAM = Path(__file__).resolve().parents[3] / ".venv-vllm/bin/vllm"
 def stage(params: Params, name: str, port: int) -> None:
     """Replace this process by the vLLM server of a task's base. Does not return.
 
-    Raises Refused at the embedded scale, without vLLM or for adapters of too high a rank, and ArtefactError without a
-    base.
+    Raises Refused at the embedded scale, without vLLM, for adapters of too high a rank, if an earlier server of this
+    base still answers, or if the port is taken; and ArtefactError without a base.
     """
     if params.scale != "full":
         raise Refused("vLLM serves hub checkpoints; set scale to full in params.yaml")
@@ -41,14 +44,27 @@ def stage(params: Params, name: str, port: int) -> None:
     if program is None:
         raise Refused(f"there is no vLLM beside {sys.executable}, and no {PROGRAM}; run `make vllm`")
     command = [str(program.resolve()), *arguments(base, largest_rank(params, name), port)]
-    key = secrets.token_urlsafe(32)
     file = paths.engine(name)
+    _check_ended(name, file)
+    with listen(LOOPBACK[0], port):
+        pass
+    key = secrets.token_urlsafe(32)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.rmtree(paths.engine_adapters(name), ignore_errors=True)  # left by an earlier server, which has ended
     write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
     environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     echo(f"serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it")
     os.execve(command[0], command, environment)
+
+
+def _check_ended(name: str, file: Path) -> None:
+    """Refuse to replace the key and the copies of a server that still answers."""
+    try:
+        url = str(json.loads(file.read_text(encoding="utf-8"))["url"])
+        httpx.get(f"{url}/health", timeout=5, trust_env=False)
+    except (OSError, ValueError, LookupError, TypeError, httpx.HTTPError, httpx.InvalidURL):
+        return
+    raise Refused(f"a vLLM server of {name} answers at {url} already, and commands here use it; end it first")
 
 
 def largest_rank(params: Params, task: str) -> int:

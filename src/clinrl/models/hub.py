@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from re import compile as pattern
 
@@ -57,14 +57,13 @@ def fetch(repo: str, commit: str) -> Path:
         try:
             folder = Path(snapshot_download(repo, revision=commit, allow_patterns=WANTED, local_files_only=True))
             if _is_whole(folder):
-                return folder
+                return _checked(repo, folder)
         except LocalEntryNotFoundError:
             pass
         # Fail if the hub cannot be reached: the download is silent about that where the cache has a part of the commit.
         next(iter(HfApi().list_repo_tree(repo, revision=commit)), None)
         folder = Path(snapshot_download(repo, revision=commit, allow_patterns=WANTED))
-    _check(repo, folder)
-    return folder
+    return _checked(repo, folder)
 
 
 def cached_config(repo: str, revision: str) -> Path | None:
@@ -86,6 +85,16 @@ def _is_whole(folder: Path) -> bool:
         return bool(held) and all(held.issuperset(index["weight_map"].values()) for index in indices)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
+
+
+def _checked(repo: str, folder: Path) -> Path:
+    """The folder of a commit, whose weights are compared once: a kill may have come before that."""
+    mark = folder.parent.parent / f"{folder.name}.checked-by-clinrl"
+    if not mark.exists():
+        _check(repo, folder)
+        with suppress(OSError):  # a cache that may only be read
+            mark.touch()
+    return folder
 
 
 def _check(repo: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A journal of what a model has written so far, from which a killed exam resumes, to the same bytes.
+"""A journal of what a model has written so far, from which a killed exam resumes: on the CPU, to the same bytes.
 
 A line holds one unit of work, a batch or a request, under the digest of the request. Lines are only added, and a line
 that a kill cut short is ignored. The folder is private, outside of DVC's outputs, and removed in the end.

@@ -119,8 +119,11 @@ class Client:
             raise self._strange(f"the adapter {name} after it was loaded")
 
     def _has(self, name: str, path: str) -> bool:
+        """Whether the server has an adapter, from this folder or from another one that is still there: a name is the
+        digest of what it names, and another process may have loaded it from a copy of its own."""
         card = self._models().get(name, {})
-        return card.get("root") == path and card.get("parent") == self.model
+        root = card.get("root")
+        return card.get("parent") == self.model and (root == path or (isinstance(root, str) and Path(root).is_dir()))
 
     def unload(self, name: str) -> None:
         """Unload an adapter, if the server has it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from clinrl.artifacts import MANIFEST, files_of, md5, sha256_file, write_json
 from clinrl.config.base import Scale
+from clinrl.config.recipes import HANDLING
 from clinrl.errors import ArtefactError, Refused, SignatureError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
@@ -41,7 +42,7 @@ def record(
         stage = find(command, name, source)
         if stage is None:
             return
-        if begun is not None and begun.params != stage.params:
+        if begun is not None and _ruling(begun.params) != _ruling(stage.params):
             raise ArtefactError(
                 "its parameters were changed while it ran; "
                 f"`dvc repro --single-item --force {stage.address}` makes it anew"
@@ -55,6 +56,13 @@ def record(
             write_json(path, dsse.envelope(claim, signer(scale)))
     except (Refused, OSError) as error:
         echo(f"{command} {name} is done, but its provenance is not signed: {error}")
+
+
+def _ruling(params: Any) -> Any:
+    """Parameters without those that only say how a training is handled."""
+    if isinstance(params, dict):
+        return {key: _ruling(value) for key, value in params.items() if key not in HANDLING}
+    return params
 
 
 def of_stages(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:

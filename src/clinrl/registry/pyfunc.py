@@ -24,7 +24,7 @@ from clinrl.artifacts import canonical_json, identity, read_manifest, verified, 
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, read_turn
-from clinrl.models.generate import Prompt, Sampler, check_room
+from clinrl.models.generate import SHARED, Prompt, Sampler, check_room
 from clinrl.provenance import pins
 from clinrl.registry import novelty
 from clinrl.runtime import determinism
@@ -205,14 +205,19 @@ def load(path: str) -> "Answerer":
             f"{served.name} was made at version {served.task_version} of the task {task.name}, and the clinrl that is "
             f"imported here is at {task.version}; load the model in a new process, which takes the code beside it"
         )
+    if task.episodes is not None:
+        raise ArtefactError(f"{served.name} is played with tools, which no table answers; `clinrl evaluate` plays it")
+    is_shared = False
     if served.form == "merged":
         model, tokenizer = bases.open_base(folder / MERGED, for_training=False)
     else:
-        qlora = bool(read_manifest(folder / ADAPTER).spec.get("qlora", False))
+        spec = read_manifest(folder / ADAPTER).spec
+        qlora, is_shared = bool(spec.get("qlora", False)), spec.get("trainer", {}).get("generation_path") == SHARED
         model, tokenizer = bases.open_base(folder / BASE, for_training=False, qlora=qlora)
         verified(folder / ADAPTER)  # as `open_base` did with its folder: files may have changed since the check
         model = opening.adapted(model, folder / ADAPTER).eval()
-    return Answerer(served, task, Sampler(model, tokenizer), novelty.read(folder / EXAMINED))
+    sampler = Sampler(model, tokenizer, shared=is_shared)  # as in the exam
+    return Answerer(served, task, sampler, novelty.read(folder / EXAMINED))
 
 
 @dataclass(frozen=True)

@@ -161,14 +161,15 @@ def rollback(
 ) -> Entry:
     """Make the previous champion the champion again, or the earlier one with the digest `to`; the champion `previous`.
 
-    `of` is the digest of the champion to replace. Without `of`, a version that was rolled back does not come back: two
-    people, or one who gives the command twice, would restore a bad champion. `beforehand` records that `approver`
-    agreed to such rollbacks in advance, and that nobody looked at this case. The same call completes a rollback that
-    was killed half way. Where a promotion was killed while both aliases named one version, or somebody deleted
-    `previous`, the audit log says which version was champion before. Raises GateError if there is no previous champion,
-    if the registry lost it, if the champion is another than `of`, if the previous one was rolled back and `of` is not
-    given, if `previous` was not the last champion before this one by the audit log, or if `approver` is no valid name;
-    SignatureError if this machine's key is not that person's; Busy as `promote` does.
+    `of` is the digest of the champion to replace. Without `of`, a version that was rolled back does not come back:
+    two people, or one who gives the command twice, would restore a bad champion. `beforehand` records that
+    `approver` agreed to such rollbacks in advance, and that nobody looked at this case. The same call completes a
+    rollback that was killed half way. Where a promotion was killed while both aliases named one version, or
+    somebody deleted `previous`, the audit log says which version was champion before. Raises GateError if there is
+    no previous champion, if the registry lost it, if the champion is another than `of`, if the previous one was
+    rolled back and `of` is not given, if `to` is the champion or never was, if `previous` was not the last champion
+    before this one by the audit log, or if `approver` is no valid name; SignatureError if this machine's key is not
+    that person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
     with _exclusive(model):
@@ -185,13 +186,10 @@ def rollback(
             now, before = _registered(model, recorded), now
         if of and now.digest != of:
             raise GateError(f"{now.name}, number {now.number}, is the champion of {model}; nothing was rolled back")
-        former = recorded_before(model, lines, now.digest)
-        if to:
-            if to == now.digest:
-                raise GateError(f"{now.name} is the champion of {model} already; nothing was rolled back")
-            former, before = to, _registered(model, to)
+        former = to or recorded_before(model, lines, now.digest)
+        before = _earlier(now, to, lines) if to else before
         # A promotion was cut short after it had moved `previous`, which moves first, or somebody deleted that alias.
-        elif before is None or now.digest == before.digest:
+        if before is None or now.digest == before.digest:
             if former is None:
                 raise GateError(f"{model} had no {CHAMPION} before {now.name}; there is nothing to roll back to")
             before = _registered(model, former)
@@ -210,8 +208,9 @@ def rollback(
         person = rolled_back_by(model, [line for line in lines if line.kind != "approval"], before.digest)
         if not of and person:  # by number, since a name may have been trained more than once
             raise GateError(
-                f"{person} rolled {before.name} back, and {now.name} is the champion of {model} again; "
-                f"`clinrl rollback {model} --from {now.number}` undoes that, and --to names an earlier champion"
+                f"{person} rolled {before.name} back, and {now.name} is the champion of {model}; `clinrl rollback "
+                f"{model} --from {now.number}{f' --to {before.number}' if to else ''}` undoes that, and --to names an "
+                "earlier one"
             )
         moved = last_move(model, lines)
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
@@ -223,6 +222,16 @@ def rollback(
         versions.point(model, PREVIOUS, now)
         audit_log.write(params, "rollback", body)
         return versions.holder(model, CHAMPION) or before
+
+
+def _earlier(now: Entry, digest: str, lines: Sequence[audit_log.Entry]) -> Entry:
+    """The registered version with this digest, if it was champion before `now`. Raises GateError."""
+    if digest == now.digest:
+        raise GateError(f"{now.name} is the champion of {now.model} already; nothing was rolled back")
+    found = _registered(now.model, digest)
+    if digest not in recorded_champions(now.model, lines):
+        raise GateError(f"{found.name}, number {found.number}, was never champion of {now.model}; name one that was")
+    return found
 
 
 def _registered(model: str, recorded: str) -> Entry:

@@ -96,7 +96,7 @@ class Site:
     @cached_property
     def standings(self) -> dict[str, Standing]:
         """Each model's state at its gate."""
-        history = History(self.log[0])
+        history = History(*self.log)
         return {
             name: standing(self.params, self.params.model(name), exam.reports, exam.agreement, history)
             for name, exam in self.exams.items()
@@ -326,7 +326,8 @@ def _tree(site: Site, task: str) -> tree.Tree:
             )
             if number is None:
                 return []
-            says = f"{node.names[0]}, {mode}: {measure} {text}"
+            of = f"{arms[0].name}, mean of {arms[0].seeds} seeds" if mean else node.names[0]
+            says = f"{of}, {mode}: {measure} {text}"
             drawn.append(charts.Dot(number.value, number.low, number.high, (), modes[mode], says))
         return drawn
 

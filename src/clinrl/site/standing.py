@@ -14,12 +14,13 @@ from clinrl.release.form import BOTH_MODES, Finding
 from clinrl.release.moves import decisions_on, recorded_champion
 from clinrl.types import Estimate
 
-State = Literal["base", "open", "refused", "passed", "champion", "waived"]
+State = Literal["base", "open", "refused", "passed", "champion", "waived", "unknown"]
 MEANS: Mapping[State, str] = {
     "champion": "holds the name champion, by the audit log",
     "passed": "a decision says that it may be promoted",
     "refused": "a decision refuses it, or its exam breaks a limit of the gate",
     "open": "nobody has decided, and its exam breaks no limit that can be checked without a rival",
+    "unknown": "the audit log cannot be believed here, so nothing is known of decisions",
     "waived": "its recipe is known to be wrong, or learns of no label; it is kept as a control, and never released",
 }
 """The meaning of each state except `base`, for the legend."""
@@ -40,7 +41,9 @@ class Standing:
 class History:
     """The audit log by digest, so that the pages of all models read it once."""
 
-    def __init__(self, log: Sequence[Entry]) -> None:
+    def __init__(self, log: Sequence[Entry], fault: str = "") -> None:
+        """`fault`: why the audit log cannot be believed, if so; `log` is empty then."""
+        self.fault = fault
         self._lines: dict[str, dict[int, Entry]] = {}
         for number, line in enumerate(log):
             for named in _digests(line.body):
@@ -79,6 +82,8 @@ def standing(
     elif decisions:
         state = "passed" if decisions[-1]["promote"] else "refused"
         says = " ".join(f"{reason[:1].upper()}{reason[1:]}." for reason in decisions[-1]["reasons"])
+    elif log.fault:
+        state, says = "unknown", f"What was decided is unknown: {log.fault}."
     elif waiver:
         state, says = "waived", f"Never released: {waiver}"
     elif broken:

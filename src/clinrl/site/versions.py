@@ -53,10 +53,10 @@ class Arm:
     report: Compared
 
     def figure(self, mode: str, metric: str) -> Figure | None:
-        """The mean of a metric over seeds, on all cases; None if the row does not have it."""
+        """The mean of a metric or a quality over seeds, on all cases; None if the row does not have it."""
         found = [row for section in self.report.sections if (section.mode, section.part) == (mode, ALL)
                  for row in section.rows if row.name == self.name]  # fmt: skip
-        return found[0].metrics.get(metric) if found else None
+        return {**found[0].qualities, **found[0].metrics}.get(metric) if found else None
 
 
 def examined(params: Params, name: str) -> Exam:

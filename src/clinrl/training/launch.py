@@ -88,7 +88,10 @@ def stage(params: Params, version: str) -> None:
             for file in sorted((folder / ADAPTER).iterdir()):
                 shutil.copyfile(file, out / file.name)
             fields = manifest_fields(spec)
-            write_text(out / "README.md", model_card.write(fields, lineage=params.lineage(version)))
+            on_records = params.on_records(version)
+            write_text(
+                out / "README.md", model_card.write(fields, lineage=params.lineage(version), on_records=on_records)
+            )
             if (folder / SAMPLERS).exists():
                 fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)

@@ -36,7 +36,8 @@ NAMES_A_LEVEL: Final = (
     rf"|\bassigned\W{{1,3}}(?:(?:as|to|an?|the)\W{{1,3}}){{0,2}}level\W{{1,3}}(?:{_DIGIT}|{_WORD}|{_ROMAN})\b"
     r"(?!\W{1,3}trauma)"
     rf"|(?<!visual )\b(?:acuity|triage)(?:\s?[:=#(-]\s?| )(?:(?:of|is|was|as) )?(?:an? )?(?:{_DIGIT})\b"
-    rf"|(?<!visual )\b(?:acuity|triage)\s?[:=]\s?(?:{_WORD}|{_ROMAN})\b|(?<!visual )\bacuity (?:is|was|of) {_WORD}\b"
+    rf"|(?<!visual )\b(?:acuity|triage)\s?[:=]\s?(?:{_WORD}|{_ROMAN})\b"
+    rf"|(?<!visual )\bacuity (?:is|was) {_WORD}\b(?! of)"
     rf"|\btriaged (?:as )?(?:an? )?(?:{_DIGIT})\b|\btriaged as (?:an? )?(?:{_WORD}|{_ROMAN})\b"
 )
 """A pattern of text that gives the answer away."""
