@@ -191,6 +191,8 @@ class Training:
     """Bytes of the two moments of a trained number."""
     held_out: int
     """Tokens of held-out cases whose log-probabilities are computed at once; 0: none."""
+    answered: int
+    """Held-out cases that are answered at once, here even if a server writes the completions; 0: none."""
 
 
 def workload(params: Params, name: str, machine: Machine, *, is_gpu: bool) -> Workload:
@@ -244,6 +246,7 @@ def _training(
     keeps = task.episodes is not None and trainer.generation_path == SHARED
     together = share if is_grpo else MAX_TOKENS // (prompt + written)
     at_most = min(HELD_OUT_TOKENS, tokens or HELD_OUT_TOKENS, LOGITS_TOGETHER // policy.vocab)
+    length, held_out = prompt + written, fields.get("held_out")
     sampled = 0 if isinstance(profile, SftProfile) else fields["prompts"] * fields["group"] // world
     return Training(
         method=profile.method,
@@ -257,7 +260,8 @@ def _training(
         reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
         beta=fields.get("beta", 0.0),
         moments=2 if trainer.optimizer.endswith("8bit") else 8,
-        held_out=max(prompt + written, at_most) if fields.get("held_out") else 0,
+        held_out=max(prompt + written, at_most) if held_out else 0,
+        answered=_rows(min(held_out["cases"], MAX_TOKENS // length), length, tokens) if held_out else 0,
     )
 
 
@@ -277,7 +281,8 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
         if training.sampled and not is_served:
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
         if training.held_out:
-            yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + policy.looking(training.held_out)
+            check = max(policy.looking(training.held_out), policy.writing(prompt, length, training.answered))
+            yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + check
     if judges:
         asked = prompt + load.gold
         at_once = max(1, min(bound or TOGETHER, TOGETHER) // asked)
