@@ -36,8 +36,9 @@ from dvc.repo import Repo
 with Repo() as repo:
     name = repo.config["core"].get("remote")
     remote = repo.config["remote"][name] if name else {"url": repo.cache.local_cache_dir}
-    if "endpointurl" in remote and not os.environ.get("AWS_ENDPOINT_URL"):  # or the bucket of that name at AWS is asked
-        sys.exit(f"clinrl: set AWS_ENDPOINT_URL to {remote['endpointurl']}, where DVC has its remote {name}")
+    at = remote.get("endpointurl")
+    if at and not os.environ.get("AWS_ENDPOINT_URL"):  # or the bucket of that name at AWS is asked
+        sys.exit(f"clinrl: set AWS_ENDPOINT_URL to {at}, where DVC has its remote {name}")
     print(remote["url"])
     print(repo.cache.local_cache_dir)'
 }

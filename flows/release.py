@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Running
 
 from clinrl.config.params import Params, load_params
-from clinrl.errors import GateError, SignatureError
+from clinrl.errors import GateError, Refused, SignatureError
 from clinrl.release import promotion as releases
 from clinrl.release.gate import Decision
 from clinrl.release.moves import approval_of
@@ -162,6 +162,8 @@ def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
                 now = client.read_flow_run(run).state
                 if now is None or now.is_running():
                     return pause_flow_run(question, timeout=left_s, poll_interval=min(POLL_S, left_s), key=key)
+                if now.is_cancelling() or now.is_cancelled():
+                    raise Refused("this release was cancelled")
                 form = now.state_details.run_input_keyset
                 if now.is_paused() and form and read_flow_run_input(form["schema"], run) is None:
                     question.save(form, run)  # the server went away between the pause and its form

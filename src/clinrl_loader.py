@@ -237,8 +237,9 @@ def _read_signature(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str,
 def trusted() -> dict[str, str]:
     """The OpenSSH lines of the keys whose signatures count, by name; empty if no place for keys is set or exists.
 
-    Raises Untrusted for a file that is no key, for a folder of keys that others can write into, if CLINRL_TRUSTED_KEYS
-    names a path that does not exist, and if CLINRL_TRUSTED_KEYS is set, or `.clinrl/keys` exists, without any key.
+    Raises Untrusted for a file that is no key, for a key or a folder of keys that others can write into, if
+    CLINRL_TRUSTED_KEYS names a path that does not exist, and if CLINRL_TRUSTED_KEYS is set, or `.clinrl/keys` exists,
+    without any key.
     """
     named = os.environ.get(TRUSTED, "")
     if named:
@@ -248,10 +249,11 @@ def trusted() -> dict[str, str]:
                 raise Untrusted(f"{TRUSTED} names {place}, which is not there")
     else:
         places = [place for place in (KEYS / "trusted", KEYS / "signing.pub") if place.exists()]
-    for folder in places if named else (KEYS, *places):
-        if folder.is_dir() and folder.stat().st_mode & 0o022:
-            raise Untrusted(f"others may write into {folder}, so no key in it counts; run `chmod go-w {folder}`")
     files = [file for place in places for file in (sorted(place.glob("*.pub")) if place.is_dir() else [place])]
+    around = [file.parent for file in files if named]
+    for place in dict.fromkeys([*(places if named else (KEYS, *places)), *around, *files]):
+        if place.exists() and place.stat().st_mode & 0o022:
+            raise Untrusted(f"others may write into {place}, so no key in it counts; run `chmod go-w {place}`")
     if named and not files:
         raise Untrusted(f"{TRUSTED} names no file .pub, so nobody's signature counts")
     if not files and os.path.lexists(KEYS):

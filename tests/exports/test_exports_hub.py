@@ -76,9 +76,14 @@ def test_what_was_pushed_is_what_was_examined(hub, tmp_path, capsys):
 
 
 def test_files_of_a_model_that_was_pushed_before_are_removed(hub):
-    hub.files |= {"model-00002-of-00002.safetensors": b"old", "base/adapter_config.json": b"{}", ".gitattributes": b""}
+    hub.files |= {
+        "model-00002-of-00002.safetensors": b"old",
+        "base/adapter_config.json": b"{}",
+        ".gitattributes": b"",
+        "plot.png": b"",
+    }
     assert cli.main(["push", "v2", "--repo", REPO]) == 0
-    assert ".gitattributes" in hub.files
+    assert {".gitattributes", "plot.png"} <= hub.files.keys()
     assert not {"model-00002-of-00002.safetensors", "base/adapter_config.json"} & hub.files.keys()
 
 

@@ -505,8 +505,12 @@ def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
     assert len(held["key"]) > 40
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Refused, match="is taken"):
         engine_server.stage(params, "esi", taken.getsockname()[1])
-    monkeypatch.setattr(engine_server.httpx, "get", lambda *_, **__: None)  # it answers
-    with pytest.raises(Refused, match=r"a vLLM server of esi answers at http://127.0.0.1:8123 already"):
+    name = engine.model_of(paths.base("esi"))
+    served = {"data": [{"id": "another base"}]}
+    monkeypatch.setattr(engine_server.httpx, "get", lambda *_, **__: SimpleNamespace(json=lambda: served))
+    engine_server._check_ended(project / "esi.json", name)  # its port is another's by now
+    served["data"] = [{"id": name}]
+    with pytest.raises(Refused, match=r"is served at http://127.0.0.1:8123 already"):
         engine_server.stage(params, "esi", 8124)
     assert json.loads((project / "esi.json").read_text()) == held
     (project / "esi.json").unlink()

@@ -127,7 +127,8 @@ RELEASE = {
         help="push a version or a merge, with its card, to a Hugging Face hub",
         description="Sends weights, tokenizer and card of NAME to a repository, which is private unless --public, as "
         "one commit. Compares the files with dvc.lock first, and afterwards the weights on the hub with those sent. "
-        "Cases and answers are never sent. The token is that of HF_TOKEN or of `hf auth login`.",
+        "Weights and settings that were pushed there before are removed. Cases and answers are never sent. "
+        "The token is that of HF_TOKEN or of `hf auth login`.",
         examples="clinrl push esi-v49 --repo ada/esi-v49\n"
         "clinrl push esi-v49-full --repo ada/esi-v49-full --endpoint https://hub.example.org",
         runs="exports.hub:stage",

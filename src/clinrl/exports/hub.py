@@ -73,7 +73,13 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
 def _chosen(folder: Path) -> list[str]:
     """The files of a folder that are sent: safetensors, and the files that are needed to load them."""
     names = [MANIFEST, *read_manifest(folder).files]
-    return [name for name in names if "/" not in name and (name in SENT or ".safetensors" in Path(name).suffixes)]
+    return [name for name in names if "/" not in name and _is_ours(name)]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file of a repository is one of those that are sent."""
+    file = name.removeprefix(f"{BASE}/")
+    return "/" not in file and (file in (MANIFEST, *SENT) or ".safetensors" in Path(file).suffixes)
 
 
 def card_of(made: Recorded, repo: str, base: str) -> str:
@@ -109,8 +115,8 @@ def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, publ
         raise Refused(f"{repo} is there and is {what}; {do}, or another --repo: nothing was sent")
     add = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
     # Of a model that was pushed before; beside a full model, an old adapter_config.json would be loaded in its place.
-    others = {*api.list_repo_files(repo)} - {*files, CARD, ".gitattributes"}
-    changes: list[Any] = [*add, CommitOperationAdd(CARD, card.encode()), *map(CommitOperationDelete, sorted(others))]
+    others = [name for name in sorted(api.list_repo_files(repo)) if name not in files and _is_ours(name)]
+    changes: list[Any] = [*add, CommitOperationAdd(CARD, card.encode()), *map(CommitOperationDelete, others)]
     done = api.create_commit(repo, changes, commit_message="clinrl push")
     expected = {name: sha256_file(path) for name, path in files.items() if name.endswith(".safetensors")}
     held = api.get_paths_info(repo, list(expected), revision=done.oid)

@@ -45,8 +45,8 @@ def stage(params: Params, name: str, port: int) -> None:
         raise Refused(f"there is no vLLM beside {sys.executable}, and no {PROGRAM}; run `make vllm`")
     command = [str(program.resolve()), *arguments(base, largest_rank(params, name), port)]
     file = paths.engine(name)
-    _check_ended(name, file)
-    with listen(LOOPBACK[0], port):
+    _check_ended(file, model_of(base))
+    with listen(LOOPBACK[0], port, "--port"):
         pass
     key = secrets.token_urlsafe(32)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,14 +57,17 @@ def stage(params: Params, name: str, port: int) -> None:
     os.execve(command[0], command, environment)
 
 
-def _check_ended(name: str, file: Path) -> None:
-    """Refuse to replace the key and the copies of a server that still answers."""
+def _check_ended(file: Path, model: str) -> None:
+    """Refuse to replace the key and the copies of a server that still serves a model. Its port may be another's now."""
     try:
-        url = str(json.loads(file.read_text(encoding="utf-8"))["url"])
-        httpx.get(f"{url}/health", timeout=5, trust_env=False)
+        held = json.loads(file.read_text(encoding="utf-8"))
+        key = {"Authorization": f"Bearer {held['key']}"}
+        models = httpx.get(f"{held['url']}/v1/models", headers=key, timeout=5, trust_env=False).json()["data"]
+        is_served = model in [one["id"] for one in models]
     except (OSError, ValueError, LookupError, TypeError, httpx.HTTPError, httpx.InvalidURL):
         return
-    raise Refused(f"a vLLM server of {name} answers at {url} already, and commands here use it; end it first")
+    if is_served:
+        raise Refused(f"{model} is served at {held['url']} already, and commands here use that; end it first")
 
 
 def largest_rank(params: Params, task: str) -> int:

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from re import compile as pattern
 
@@ -58,6 +58,7 @@ def fetch(repo: str, commit: str) -> Path:
             folder = Path(snapshot_download(repo, revision=commit, allow_patterns=WANTED, local_files_only=True))
             if _is_whole(folder):
                 return _checked(repo, folder)
+            _mark(folder).unlink(missing_ok=True)  # what is fetched anew is compared anew
         except LocalEntryNotFoundError:
             pass
         # Fail if the hub cannot be reached: the download is silent about that where the cache has a part of the commit.
@@ -89,12 +90,14 @@ def _is_whole(folder: Path) -> bool:
 
 def _checked(repo: str, folder: Path) -> Path:
     """The folder of a commit, whose weights are compared once: a kill may have come before that."""
-    mark = folder.parent.parent / f"{folder.name}.checked-by-clinrl"
-    if not mark.exists():
+    if not _mark(folder).exists() and os.access(folder.parent.parent, os.W_OK):  # others look after a cache to read
         _check(repo, folder)
-        with suppress(OSError):  # a cache that may only be read
-            mark.touch()
+        _mark(folder).touch()
     return folder
+
+
+def _mark(folder: Path) -> Path:
+    return folder.parent.parent / f"{folder.name}.checked-by-clinrl"
 
 
 def _check(repo: str, folder: Path) -> None:

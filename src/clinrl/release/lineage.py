@@ -323,6 +323,6 @@ def _link(version: str, link: str, check: Callable[..., tuple[str, str]], *about
         state, sentence = unchecked.state, str(unchecked)
     except Refused as refused:
         sentence = str(refused)
-    except (KeyError, ValueError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         sentence = f"the record is malformed: {error!r}"
     return Link(version=version, link=link, state=state, digest=digest, says=sentence)

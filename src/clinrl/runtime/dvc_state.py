@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from clinrl.artifacts import locked, write_text
@@ -55,7 +56,10 @@ def fence(project: Path | None = None) -> None:
     if not (root / ".dvc").is_dir():
         return
     _mend(root)
-    shutil.rmtree(root / RUNS, ignore_errors=True)
+    if (root / RUNS).exists():
+        with suppress(OSError), locked(root / AT_WORK, waits=False) as is_alone:
+            if is_alone:  # a DVC at work may be writing there, and would fail; it emptied the folder when it began
+                shutil.rmtree(root / RUNS, ignore_errors=True)
     site, tmp = (Path(os.path.normpath(root / folder)) for folder in (os.environ.get(VARIABLE) or SITE, TMP))
     found = [place for place in (site, tmp) if not (_close if root in place.parents else _close_elsewhere)(place, root)]
     if not found:

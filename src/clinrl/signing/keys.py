@@ -171,12 +171,15 @@ def trust(name: str, key: Key) -> None:
 def keyring() -> dict[str, Key]:
     """The trusted keys by name: .clinrl/keys/trusted/NAME.pub, and .clinrl/keys/signing.pub as "this checkout".
 
-    Raises SignatureError naming a file that is no key, or a folder into which others may write.
+    Raises SignatureError naming a file that is no key, or a file or folder into which others may write.
     """
     for folder in (FOLDER, TRUSTED):
         if folder.is_dir() and folder.stat().st_mode & 0o022:
             raise SignatureError(f"others may write into {folder}, so no key in it counts; run `chmod 700 {folder}`")
     files = sorted(TRUSTED.glob("*.pub"))
+    for file in (*files, PUBLIC):
+        if file.is_file() and file.stat().st_mode & 0o022:
+            raise SignatureError(f"others may write into {file}, so it does not count; run `chmod go-w {file}`")
     for file in files:
         if not file.stem.isprintable():
             raise SignatureError(f"{str(file)!r} has a name that cannot be printed; rename the file")

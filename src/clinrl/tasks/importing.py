@@ -67,8 +67,8 @@ DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "
 IDENTIFIERS_OF_IMPORTS: dict[str, str] = IDENTIFIERS | {
     "e-mail address": rf"(?<![\w.+-]){IDENTIFIERS['e-mail address']}",  # from its first character: time stays linear
     "medical record number": rf"{IDENTIFIERS['medical record number']}"
-    r"|\bmrn(?![a-z])[\W_]{0,5}(?:is|no|number)?[\W_]{0,5}[a-z]{0,2}\d{4}"
-    r"|\bmedical record(?: number| no\b)?[\W_]{0,3}(?:is|#|:|no\b|number)[\W_]{0,3}[a-z]{0,2}\d{5}",
+    r"|\b(?:mrn(?![a-z])[\W_]{0,5}(?:no|number)?|medical record (?:number|no))(?![a-z])[\W_]{0,5}(?:is)?[\W_]{0,5}"
+    r"[a-z]{0,2}\d{4}|\bmedical record[\W_]{0,5}(?:is)?[\W_]{0,5}[a-z]{0,2}\d{5}",
     # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. Five digits or more
     # follow a slash, which excludes blood pressures. Excludes a mean difference with its interval: +15.3 (12.1-18.5).
     "telephone number": rf"{IDENTIFIERS['telephone number']}"
