@@ -535,6 +535,19 @@ def test_a_folder_of_keys_into_which_others_may_write_does_not_count(tmp_path, m
         clinrl_loader.trusted()
 
 
+@pytest.mark.parametrize(("place", "mode"), [("named/ours.pub", 0o664), ("named", 0o770)])
+def test_a_key_that_is_named_by_its_file_counts_only_where_others_may_not_write(tmp_path, monkeypatch, place, mode):
+    monkeypatch.chdir(tmp_path)
+    key = keys.signer("embedded").key
+    Path("named").mkdir(mode=0o700)
+    shutil.copyfile(keys.PUBLIC, "named/ours.pub")
+    monkeypatch.setenv("CLINRL_TRUSTED_KEYS", "named/ours.pub")
+    assert set(clinrl_loader.trusted().values()) == {key.line}
+    Path(place).chmod(mode)
+    with pytest.raises(Untrusted, match=f"others may write into {place}, so no key in it counts"):
+        clinrl_loader.trusted()
+
+
 @pytest.mark.parametrize(
     ("named", "says"),
     [

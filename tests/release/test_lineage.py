@@ -155,8 +155,9 @@ def test_a_parent_that_was_trained_anew_is_another_parent(params):
 def test_data_that_changed_or_lost_its_proof_is_named(params):
     paths.data_proof("d1").unlink()
     assert set(broken(params)) == {("v1", "data"), ("v2", "data")}
-    paths.data_proof("d1").write_text("{")
-    assert "the record is malformed" in broken(params)["v1", "data"]
+    for malformed in ("{", "[]", '{"data": null}'):
+        paths.data_proof("d1").write_text(malformed)
+        assert "the record is malformed" in broken(params)["v1", "data"]
 
 
 def test_an_exam_of_another_adapter_is_named(params):

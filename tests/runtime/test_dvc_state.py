@@ -13,6 +13,7 @@ import pytest
 from dvc.lock import make_lock
 from ruamel.yaml import YAML
 
+from clinrl.artifacts import locked
 from clinrl.cli import main as cli
 from clinrl.errors import Refused
 from clinrl.pipeline import plan
@@ -88,6 +89,15 @@ def test_a_fresh_clone_is_closed_whatever_the_umask(project: Path, umask: int) -
 
 def test_what_the_run_cache_says_that_stages_made_is_dropped(project: Path) -> None:
     (dvc_state.RUNS / "ab").mkdir(parents=True)
+    dvc_state.fence()
+    assert not dvc_state.RUNS.exists()
+
+
+def test_the_run_cache_stays_while_dvc_may_be_writing_in_it(project: Path) -> None:
+    (dvc_state.RUNS / "ab").mkdir(parents=True)
+    with locked(dvc_state.AT_WORK):
+        dvc_state.fence()
+        assert dvc_state.RUNS.exists()
     dvc_state.fence()
     assert not dvc_state.RUNS.exists()
 

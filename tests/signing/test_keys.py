@@ -183,6 +183,11 @@ def test_whose_signatures_count(checkout: Path) -> None:
         keys.keyring()
     str(refused.value).encode()
     odd.unlink()
+    for file in (*keys.TRUSTED.glob("*.pub"), keys.PUBLIC):
+        file.chmod(0o664)
+        with pytest.raises(SignatureError, match=f"others may write into {file}, so it does not count"):
+            keys.keyring()
+        file.chmod(0o644)
     for folder, mode in [(keys.TRUSTED, 0o720), (keys.TRUSTED, 0o702), (keys.FOLDER, 0o720), (keys.FOLDER, 0o702)]:
         folder.chmod(mode)
         with pytest.raises(SignatureError, match=f"others may write into {folder},"):
