@@ -11,7 +11,7 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.errors import EngineError
 from clinrl.evaluation.answers import SEED
-from clinrl.models.generate import SHARED, Sampler
+from clinrl.models.generate import Sampler, shares
 from clinrl.models.journal import Journal
 from clinrl.runtime import determinism
 from clinrl.tasks import importing
@@ -47,8 +47,7 @@ def open_sampler(params: Params, model: Model) -> Sampler:
         weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=qlora)
         if is_adapter:
             weights = opening.adapted(weights, model.folder).eval()
-        is_shared = spec.get("trainer", {}).get("generation_path") == SHARED
-        sampler = Sampler(weights, tokenizer, shared=is_shared, **bounds)
+        sampler = Sampler(weights, tokenizer, shared=shares(spec), **bounds)
     if params.scale == "full":
         sampler.identity = bases.identity_of(sampler.model, paths.base(model.task.name))
     return sampler

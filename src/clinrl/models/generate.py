@@ -32,6 +32,11 @@ STEP = 16
 """Tokens: the widths of `equal_batches` are multiples of it."""
 
 
+def shares(spec: Mapping[str, Any]) -> bool:
+    """Whether the recipe of an adapter's spec writes on the shared path. Its exam and whatever serves it do too."""
+    return bool(spec.get("trainer", {}).get("generation_path") == SHARED)
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The turns so far, and the name that error messages use for them."""

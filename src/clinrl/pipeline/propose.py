@@ -242,7 +242,7 @@ def champion(params: Params, task: str) -> str:
     found = registry.holder(task, registry.CHAMPION)
     if found is None:
         raise NothingToDraft(f"{task} has no champion to draft from; release a version, or name one: --from VERSION")
-    if found.name in (params.merges.blends | params.merges.folds):
+    if found.name in params.merges.all:
         raise NothingToDraft(
             f"the champion {found.name} is a merge, which nothing trained; name a version: --from VERSION"
         )

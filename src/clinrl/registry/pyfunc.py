@@ -24,7 +24,7 @@ from clinrl.artifacts import canonical_json, identity, read_manifest, verified, 
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, read_turn
-from clinrl.models.generate import SHARED, Prompt, Sampler, check_room
+from clinrl.models.generate import Prompt, Sampler, check_room, shares
 from clinrl.provenance import pins
 from clinrl.registry import novelty
 from clinrl.runtime import determinism
@@ -207,16 +207,16 @@ def load(path: str) -> "Answerer":
         )
     if task.episodes is not None:
         raise ArtefactError(f"{served.name} is played with tools, which no table answers; `clinrl evaluate` plays it")
-    is_shared = False
+    spec: Mapping[str, Any] = {}
     if served.form == "merged":
         model, tokenizer = bases.open_base(folder / MERGED, for_training=False)
     else:
         spec = read_manifest(folder / ADAPTER).spec
-        qlora, is_shared = bool(spec.get("qlora", False)), spec.get("trainer", {}).get("generation_path") == SHARED
+        qlora = bool(spec.get("qlora", False))
         model, tokenizer = bases.open_base(folder / BASE, for_training=False, qlora=qlora)
         verified(folder / ADAPTER)  # as `open_base` did with its folder: files may have changed since the check
         model = opening.adapted(model, folder / ADAPTER).eval()
-    sampler = Sampler(model, tokenizer, shared=is_shared)  # as in the exam
+    sampler = Sampler(model, tokenizer, shared=shares(spec))
     return Answerer(served, task, sampler, novelty.read(folder / EXAMINED))
 
 

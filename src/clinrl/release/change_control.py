@@ -83,7 +83,7 @@ def screened_out(params: Params, name: str) -> str | None:
     task, champion = model.task, versions.holder(model.registered, CHAMPION)
     if task.name not in params.plans or champion is None:
         return None
-    if champion.name in (params.merges.blends | params.merges.folds):
+    if champion.name in params.merges.all:
         return f"the champion {champion.name} is a merge, whose errors nobody mines"
     protocol = params.plans[task.name].protocol
     share = task.metrics[protocol.superior]

@@ -21,7 +21,7 @@ from clinrl.config.machine import Vllm
 from clinrl.errors import EngineError, Refused
 from clinrl.models import bases, engine, memory, opening
 from clinrl.models.chat import Completion, end_tokens
-from clinrl.models.generate import SHARED, Prompt, Sampler
+from clinrl.models.generate import Prompt, Sampler, shares
 from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
 
 T = TypeVar("T")
@@ -95,8 +95,7 @@ class Local:
             with memory.place("loading an adapter", memory.larger(self._scale)):
                 adapted = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
             self._bases[base] = adapted, tokenizer  # kept only once the adapter is on it
-            is_shared = spec.get("trainer", {}).get("generation_path") == SHARED  # as in its exam
-            sampler = Sampler(adapted, tokenizer, shared=is_shared, scale=self._scale, place="an answer")
+            sampler = Sampler(adapted, tokenizer, shared=shares(spec), scale=self._scale, place="an answer")
             return self._keep(served.digest, sampler)
 
         return self._between(adapt)

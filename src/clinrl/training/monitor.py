@@ -7,7 +7,7 @@ import torch
 
 from clinrl.models import memory
 from clinrl.models.chat import Completion, encode, opens, read_turn, render
-from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED, Prompt, Sampler, batches
+from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, Prompt, Sampler, batches, shares
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import transcript_of
 
@@ -35,7 +35,7 @@ class HeldOut:
         self.cases = [as_variant(task, case, spec.get("view", GIVEN)) for case in drawn]
         self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
         self.budget: int = spec["trainer"]["max_completion"]
-        self.is_shared = spec["trainer"].get("generation_path") == SHARED
+        self.is_shared = shares(spec)
         self.texts = [
             (prompt, completion.text + (tokenizer.eos_token if completion.stop == "answered" else ""))
             for thinking in self.thinking.values()

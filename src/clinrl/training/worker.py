@@ -98,7 +98,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from transformers import PrinterCallback
 
     from clinrl.models import bases, memory
-    from clinrl.models.generate import MAX_TOKENS, SHARED, Sampler
+    from clinrl.models.generate import MAX_TOKENS, Sampler, shares
     from clinrl.models.judges import Judges
     from clinrl.training import rejection, served, trl
     from clinrl.training.monitor import HeldOut
@@ -121,7 +121,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     engine = served.begin(folder, spec, model, parent, checkpoint)
     if spec["method"] == "rejection":
         sampler = engine or Sampler(
-            model, tokenizer, max_tokens=tokens, shared=spec["trainer"].get("generation_path") == SHARED,
+            model, tokenizer, max_tokens=tokens, shared=shares(spec),
             scale=spec["scale"], place="generation",
         )  # fmt: skip
         written = rejection.sample(
