@@ -51,7 +51,7 @@ VALID: dict[str, Any] = {
     "versions": {
         "v1": {"task": "esi", "parent": "esi-base", "data": "esi-d1", "exam": "esi-x1", "profile": "sft", "seed": 43},
         "v2": {"task": "esi", "parent": "v1", "data": "esi-d1", "exam": "esi-x1", "profile": "grpo", "seed": 46},
-        "v3": {"task": "esi", "parent": "v2", "data": "esi-d1", "exam": "esi-x1", "profile": "grpo", "seed": 47},
+        "v3": {"task": "esi", "parent": "v1", "data": "esi-d1", "exam": "esi-x1", "profile": "grpo", "seed": 47},
     },
     "mining": {"v2": {"task": "esi", "data": "esi-m1"}},
     "merges": {

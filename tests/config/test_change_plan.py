@@ -90,7 +90,9 @@ def test_a_version_is_outside_if_one_that_it_starts_from_is():
     assert "heir is outside plans.esi.changes: profiles.draft.trainer.embedded.steps is 41" in outside(heir, "heir", 1)
     many = params.datasets["esi-d1"].model_copy(update={"cases": 4001})
     params = Params.model_validate(VALID)
-    params = params.model_copy(update={"datasets": {**params.datasets, "esi-d1": many}})
+    heir = params.versions["v3"].model_copy(update={"parent": "v2"})
+    versions = {**params.versions, "v3": heir}
+    params = params.model_copy(update={"datasets": {**params.datasets, "esi-d1": many}, "versions": versions})
     assert "v3 is outside plans.esi.changes: versions.v2.data is 'esi-d1' with 4001 cases" in outside(params, "v3", 1)
 
 

@@ -1,5 +1,7 @@
 """params.yaml and the files beside it are one mapping; what is wrong is said with the file in which it stands."""
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from clinrl.cli import main as cli
 from clinrl.config.files import merge_files, place_of, read_files, write_whole
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ParamsError
-from clinrl.provenance import stages
+from clinrl.provenance import dvc_yaml
 from valid_params import VALID
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -143,4 +147,29 @@ def test_hidden_files_beside_are_an_editors(split: Path) -> None:
     (split.parent / "params/.#esi.yaml").symlink_to("ada@host.1:2")
     (split.parent / "params/._esi.yaml").write_bytes(b"\x00\x05\x16\x07")
     assert load_params(split).model_dump() == Params.model_validate(VALID).model_dump()
-    stages.check(split)
+    dvc_yaml.check(split)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda text: text.replace("modes:", "modes:\n  brief: {thinking: true, temperature: 0.0, max_new_tokens: "
+                                   "{embedded: 8, full: 8}}", 1), "modes must be think, with thinking, and direct"),
+        (lambda text: text.replace("thinking: false", "thinking: true", 1), "modes must be think, with thinking, and"),
+        (lambda text: text.replace("imports: {}", "imports:\n  ward: {task: esi, task_version: 2, use: exam, source: "
+                                   "ward.csv}", 1), "import@ward reads imports.ward in params/esi.yaml, where it"),
+    ],
+)  # fmt: skip
+def test_what_dvc_would_not_find_or_not_track_is_refused(
+    edit: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("params.yaml", "params", "dvc.yaml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    dvc_yaml.check(Path("params.yaml"))
+    before = Path("params.yaml").read_text(encoding="utf-8")
+    Path("params.yaml").write_text(edit(before), encoding="utf-8")
+    assert Path("params.yaml").read_text(encoding="utf-8") != before
+    with pytest.raises(ParamsError, match=re.escape(says)):
+        dvc_yaml.check(Path("params.yaml"))

@@ -85,7 +85,7 @@ def test_lookups_follow_the_scale():
 
 
 def test_lineage_is_root_first_without_the_base():
-    assert Params.model_validate(VALID).lineage("v3") == ("v1", "v2", "v3")
+    assert Params.model_validate(VALID).lineage("v3") == ("v1", "v3")
 
 
 def test_reward_is_the_tasks_own_object():
@@ -223,11 +223,13 @@ def test_a_comparison_is_of_one_exam_and_its_rows_may_have_other_numbers_of_seed
 
 def test_a_primary_measure_names_its_rows_and_takes_the_parents_errors():
     mapping = edited(ARMS + "primary", PRIMARY | {"second": "other", "discordant": None})
-    mapping["versions"] |= {f"v{seed}": {**VALID["versions"]["v3"], "seed": seed} for seed in (4, 5, 6)}
-    mapping["comparisons"]["recipes"]["arms"] = {"plain": ["v3", "v4"], "other": ["v5", "v6"]}
+    mapping["versions"] |= {
+        f"v{seed}": {**VALID["versions"]["v3"], "parent": "v2", "seed": seed} for seed in range(4, 8)
+    }
+    mapping["comparisons"]["recipes"]["arms"] = {"plain": ["v4", "v5"], "other": ["v6", "v7"]}
     mapping["comparisons"]["recipes"]["tests"] = []
     comparison = Params.model_validate(mapping).comparisons["recipes"]  # of v2, the parent of all, errors are mined
-    assert comparison.primary_rows == {"plain": ("v3", "v4"), "other": ("v5", "v6")}
+    assert comparison.primary_rows == {"plain": ("v4", "v5"), "other": ("v6", "v7")}
     assert comparison.primary.alpha == 0.05
     mapping["comparisons"]["recipes"]["primary"]["measure"] = "dangerous"
     with pytest.raises(ParamsError, match=r"primary.discordant is missing; give it, or, for exact, let `mining` have"):
@@ -321,12 +323,24 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (ARMS + "arms/plain", [], ("comparisons.recipes.arms.plain is empty",)),
     (ARMS + "arms/plain", ["v9"], ("comparisons.recipes, 'plain': 'v9' is not a version of esi", "v1, v2, v3")),
     (ARMS + "arms/plain", ["v2", "v2"], ("each may be named once",)),
-    (ARMS + "arms/plain", ["v1", "v2"], ("'plain': v1 and v2 differ in profile or data",)),
+    (ARMS + "arms/plain", ["v1", "v2"], ("'plain': v1 and v2, or their parents, differ in profile or data",)),
+    ("versions/v3/seed", 46, ("'plain': v2 and v3 have one parent and one seed, so they are one model",)),
+    ("versions/v3/parent", "v2", ("'plain': v2 and v3, or their parents, differ in profile or data",)),
     (ARMS + "arms/a | b", ["v2"], ("comparisons.recipes.arms.a | b is 'a | b'", "printable")),
     (ARMS + "arms/base", ["v2"], ("'base' is the name of another row",)),
     (ARMS + "controls", {"labels": ["v1"]}, ("comparisons.recipes.controls is not a key here",)),
     (ARMS + "tests/0/first", "plan", ("comparisons.recipes.tests.0.first: 'plan' is not a row", "did you mean plain?")),
     (ARMS + "tests/0/second", "plain", ("comparisons.recipes.tests.0.second is 'plain', as is first",)),
+    (
+        ARMS + "tests",
+        [{"first": "plain", "second": "labels", "says": "a"}, {"first": "labels", "second": "plain", "says": "b"}],
+        ("comparisons.recipes.tests names a pair of rows twice",),
+    ),
+    (
+        ARMS + "partition",
+        {"parent": "labels", "random": "plain", "majority": "base", "labels": "labels"},
+        ("comparisons.recipes.partition has one row in two places",),
+    ),
     (ARMS + "tests/0/says", "", ("comparisons.recipes.tests.0.says is ''",)),
     (ARMS + "tests/0/third", "x", ("comparisons.recipes.tests.0.third is not a key here",)),
     (ARMS + "partition", PARTITION, ("comparisons.recipes.partition.parent: 'bas' is not a row", "did you mean base?")),
@@ -545,7 +559,11 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("versions/v2/parent", "imaging-base", ("versions.v2.parent: 'imaging-base' is not ", "allowed: esi-base, v1, v3")),
     ("versions/v2/parent", "v2", ("versions.v2.parent: 'v2' is not ", "another version of esi")),
     ("versions/v2/parent", None, ("versions.v2.parent is None", "valid string")),
-    ("versions/v3/profile", "sft", ("versions.v3.profile is 'sft'", "after the grpo version v2")),
+    (
+        "versions/v4",
+        {**VALID["versions"]["v3"], "parent": "v2", "profile": "sft"},
+        ("versions.v4.profile is 'sft'", "after the grpo version v2"),
+    ),
     (
         GRPO + "placebo",
         "random",
@@ -601,7 +619,7 @@ def test_a_long_lineage_loads():
     mapping = copy.deepcopy(VALID)
     for index in range(4, 300):
         mapping["versions"][f"v{index}"] = {**VALID["versions"]["v3"], "parent": f"v{index - 1}"}
-    assert len(Params.model_validate(mapping).lineage("v299")) == 299
+    assert len(Params.model_validate(mapping).lineage("v299")) == 298
 
 
 @pytest.mark.parametrize(
@@ -726,3 +744,25 @@ def test_a_version_is_not_offered_the_recipes_of_other_tasks(tmp_path):
     listed = str(refused.value).split("allowed: ")[1].split(", ")
     assert "esi-fifth-rule-aware" in listed
     assert all(name.startswith("esi-") for name in listed)
+
+
+def test_a_schedule_with_drafts_and_a_gate_with_rebuilds_exclude_each_other():
+    mapping = copy.deepcopy(VALID) | {"rebuilders": {"b1": KEYS[0]}}
+    mapping["schedules"]["esi"]["draft"] = True
+    Params.model_validate(mapping)
+    mapping["gates"]["esi"]["rebuilt"] = {"least": 1}
+    with pytest.raises(ParamsError, match="before a draft is decided; take one of the two away"):
+        Params.model_validate(mapping)
+
+
+@pytest.mark.parametrize(
+    ("approver", "listed", "says"),
+    [
+        ("Ada Lovelacee", {"Ada Lovelace": KEYS[0]}, "watches.esi.approver: 'Ada Lovelacee' is not a name that"),
+        ("A", {}, "watches.esi.approver is 'A'; a name has 2 to 80 characters"),
+    ],
+)
+def test_who_is_to_approve_a_rollback_is_checked_before_one_is_needed(approver, listed, says):
+    watch = {"cron": "0 * * * *", "limit": 0.05, "approver": approver}
+    with pytest.raises(ParamsError, match=says):
+        Params.model_validate({**VALID, "approvers": listed, "watches": {"esi": watch}})

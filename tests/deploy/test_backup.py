@@ -21,7 +21,7 @@ import laid
 import locks
 from clinrl import paths
 from clinrl.artifacts import sha256_file
-from clinrl.provenance import stages
+from clinrl.provenance import dvc_yaml
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage, moves, promotion
 from clinrl.signing import keys
@@ -59,7 +59,7 @@ def store() -> None:
     shutil.copy(ROOT / "dvc.yaml", ".")
     laid.lay(Path(), dolls.PARAMS | {"gates": examined.GATES, "datasets": examined.DATASETS, "schedules": {}})
     Repo.init(no_scm=True).close()
-    stages.prove(Path("params.yaml"))
+    dvc_yaml.prove(Path("params.yaml"))
     locks.store()
 
 

@@ -22,7 +22,7 @@ from clinrl.artifacts import identity, read_manifest, write_json, write_text
 from clinrl.cli import main as cli
 from clinrl.config.params import Params, load_params
 from clinrl.data import dataset
-from clinrl.provenance import stages, statements
+from clinrl.provenance import dvc_yaml, statements
 from clinrl.release import decisions, promotion
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import Signer
@@ -88,7 +88,7 @@ def released(folder: Path) -> None:
     with chdir(folder):
         params = load_params(Path("params.yaml"))
         assert dvc("init", "--no-scm") == 0
-        stages.prove(Path("params.yaml"))
+        dvc_yaml.prove(Path("params.yaml"))
         dataset.stage(params, "x1")
         for data in ("d1", "x1"):
             proof = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
@@ -188,7 +188,7 @@ def doll(folder: Path) -> None:
         shutil.copytree(dolls.built() / part, folder / part)
     with chdir(folder):
         assert dvc("init", "--no-scm") == 0
-        stages.prove(Path("params.yaml"))
+        dvc_yaml.prove(Path("params.yaml"))
         committed(["params", "base@esi"])
 
 
@@ -209,7 +209,7 @@ def scripted_project(folder: Path, built: Iterable[tuple[str, str]] = BUILT) -> 
         with chdir(folder):
             sys.argv = ["scripted.py"]
             assert dvc("init", "--no-scm") == 0
-            stages.prove(Path("params.yaml"))
+            dvc_yaml.prove(Path("params.yaml"))
             params = load_params()
             for stage, name in (("base", "esi"), *built):
                 scripted.run(params, stage, name)

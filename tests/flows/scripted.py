@@ -22,7 +22,7 @@ from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, 
 from clinrl.config.params import Params, load_params
 from clinrl.data import dataset, validate
 from clinrl.evaluation import error_analysis, evaluate
-from clinrl.provenance import stages
+from clinrl.provenance import dvc_yaml, stages
 from clinrl.reports import figures, model_card
 from clinrl.runtime import starter
 from clinrl.tasks.base import get_task
@@ -140,7 +140,7 @@ def main(address: str) -> None:
     """Run one stage in the working directory."""
     starter.follow()
     if address == stages.FIRST:
-        return stages.prove(Path("params.yaml"))
+        return dvc_yaml.prove(Path("params.yaml"))
     sys.argv[1:] = stage, name = stages.command_of(address)
     failing, *code = FAIL.read_text().split() if FAIL.exists() else [""]
     if failing == stage:

@@ -317,3 +317,11 @@ def test_a_rebuild_is_closed_to_others_whatever_the_umask_and_has_a_cache_of_its
             assert dvc_yaml.cache_folder(tree).resolve() == tree.parent / "cache/files/md5"
     finally:
         os.umask(before)
+
+
+def test_a_file_too_few_and_one_too_many_are_named(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/new").write_text("x")
+    out = {"outs": [{"path": "out", "md5": "1.dir"}]}
+    rows = verify.compare("s", out, out, lambda _: {"out/old": "sha256:0"}, tmp_path)
+    assert {(row.file, row.verdict) for row in rows} >= {("out/new", "extra"), ("out/old", "missing")}

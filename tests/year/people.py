@@ -17,7 +17,7 @@ from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import load_params
 from clinrl.pipeline import propose
 from clinrl.pipeline.propose import DRAFTS
-from clinrl.provenance import stages
+from clinrl.provenance import dvc_yaml
 from clinrl.registry import versions
 from clinrl.release import audit_log, promotion
 from clinrl.signing import approval, keys
@@ -137,6 +137,6 @@ def write_project(root: Path, folder: Path, ada: Signer, *, is_toy: bool) -> Non
     with chdir(folder):
         git("init", "--quiet", "--initial-branch", "main")
         git("add", "--force", kept)
-        stages.prove(Path("params.yaml"))
+        dvc_yaml.prove(Path("params.yaml"))
         dvc("commit", "--force", "params", "base@esi")
         commit("begun")

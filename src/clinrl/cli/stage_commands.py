@@ -9,7 +9,7 @@ from clinrl.cli.commands import COMMANDS
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, echo
-from clinrl.provenance import lock, stages, statements
+from clinrl.provenance import dvc_yaml, lock, stages, statements
 from clinrl.runtime import dvc_state, forkserver
 
 HEAVY = ("train", "evaluate")
@@ -19,7 +19,7 @@ HEAVY = ("train", "evaluate")
 def check(source: Path) -> None:
     """Check params.yaml. Raises ParamsError for the first error."""
     _guard()
-    stages.check(source)
+    dvc_yaml.check(source)
 
 
 def stage(source: Path, address: str) -> int:
@@ -29,7 +29,7 @@ def stage(source: Path, address: str) -> int:
         return code
     _guard()
     if address == stages.FIRST:
-        stages.prove(source)
+        dvc_yaml.prove(source)
         return 0
     params = load_params(source)
     check_name(params, name, command, kind="COMPARISON" if command == "compare" else "")

@@ -186,8 +186,12 @@ def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None
     for place, pair in enumerate(comparison.tests):
         for key, row in (("first", pair.first), ("second", pair.second)):
             check_known(f"{at}.tests.{place}.{key}", row, known, "a row of the comparison")
+    if len({frozenset((pair.first, pair.second)) for pair in comparison.tests}) < len(comparison.tests):
+        raise ParamsError(f"{at}.tests names a pair of rows twice, and each adjusts the p of all; leave one out")
     for key, row in comparison.partition.model_dump().items() if comparison.partition else ():
         check_known(f"{at}.partition.{key}", row, known, "a row of the comparison")
+    if comparison.partition and len({*comparison.partition.rows}) < 4:
+        raise ParamsError(f"{at}.partition has one row in two places, between which nothing differs; name four rows")
     for printed in (comparison.published, *comparison.published_parts.values()):
         for row, figures in printed.items():
             check_known(f"{at}.published", row, comparison.arms, "an arm")
@@ -202,15 +206,27 @@ def _check_arms(params: "Params", at: str, comparison: Comparison, bases: Collec
     for row, versions in comparison.arms.items():
         if row in bases:
             raise ParamsError(f"{at}: {row!r} is the name of another row; each arm needs its own")
+        drawn: dict[tuple[str, int], str] = {}
         for version in versions:
             check_known(f"{at}, {row!r}", version, params.versions_of(task), f"a version of {task}")
-            spec, first = params.versions[version], params.versions[versions[0]]
+            spec = params.versions[version]
             check_known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base takes")
-            if (spec.profile, spec.data) != (first.profile, first.data):
+            if _recipes(params, version) != _recipes(params, versions[0]):
                 raise ParamsError(
-                    f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
-                    "are one recipe with other seeds"
+                    f"{at}, {row!r}: {versions[0]} and {version}, or their parents, differ in profile or data; the "
+                    "versions of a row are one recipe with other seeds"
                 )
+            if same := drawn.get((spec.parent, spec.seed)):
+                raise ParamsError(
+                    f"{at}, {row!r}: {same} and {version} have one parent and one seed, so they are one model; the "
+                    "versions of a row are one recipe with other seeds"
+                )
+            drawn[spec.parent, spec.seed] = version
+
+
+def _recipes(params: "Params", version: str) -> list[tuple[str, str]]:
+    """Profile and data of each version of a lineage."""
+    return [(params.versions[name].profile, params.versions[name].data) for name in params.lineage(version)]
 
 
 def check_design_effect(at: str, primary: Primary, of: str) -> None:

@@ -95,11 +95,12 @@ def check_places(params: "Params", places: Places) -> None:
             raise ParamsError(
                 f"{at}.file is {block.file!r}; it must be {places[at].stem!r}, the file that it stands in"
             )
-    wanted = {f"bases.{task}": task for task in params.bases}
+    wanted = [(f"bases.{task}", task) for task in params.bases]
     for section in ("imports", "merges.folds", "merges.blends", "protocols.bases", "protocols.versions"):
-        wanted |= {f"{section}.{name}": block.task for name, block in attrgetter(section)(params).items()}
-    wanted |= {f"profiles.{version.profile}": version.file for version in params.versions.values()}
-    for at, stem in wanted.items():
+        wanted += [(f"{section}.{name}", block.task) for name, block in attrgetter(section)(params).items()]
+    wanted += [(f"profiles.{version.profile}", version.file) for version in params.versions.values()]
+    wanted += [(f"datasets.{data}", rival.task) for rival in params.rivals.values() for data in rival.data]
+    for at, stem in wanted:
         if places[at].parent.name == FOLDER and stem != places[at].stem:
             raise ParamsError(f"{at} stands in {places[at].name}, but DVC looks for it in {stem}.yaml; move it there")
 

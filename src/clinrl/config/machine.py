@@ -75,8 +75,8 @@ class Machine(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "Machine":
-        if self.gpu is not None and self.processes > 1:
-            raise refusal(f"is {self.gpu}, but {self.processes} processes take a GPU each; leave out gpu", "gpu")
+        if self.gpu is not None and self.world > 1:
+            raise refusal(f"is {self.gpu}, but {self.world} processes take a GPU each; leave out gpu", "gpu")
         if (self.nodes > 1) != (self.address is not None):
             raise refusal("must be set for several nodes, as host:port of this one, and for these alone", "address")
         if self.nodes > 1 and self.sampler == "vllm" and not (self.vllm.url or "").startswith("https:"):

@@ -5,7 +5,7 @@ the value and the allowed values.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -83,9 +83,14 @@ class Params(Section):
         parents = {self.versions[name].parent for name in named}
         return [name for name in named if name not in parents][-1]
 
-    def on_records(self, version: str) -> bool:
-        """Whether a version or one of its ancestors was trained on imported records. Raises as `lineage`."""
-        return any(self.versions[name].data in self.imports for name in self.lineage(version))
+    def records_of(self, *versions: str) -> Literal["none", "exam", "training"]:
+        """Where imported records are: in the training data of versions or ancestors, else in exams, else nowhere.
+
+        Raises as `lineage`.
+        """
+        if any(self.versions[name].data in self.imports for version in versions for name in self.lineage(version)):
+            return "training"
+        return "exam" if any(self.versions[version].exam in self.imports for version in versions) else "none"
 
     @property
     def all_data(self) -> dict[str, schema.DatasetSpec | schema.ImportSpec]:

@@ -11,6 +11,7 @@ from clinrl.config.base import RESERVED, RESERVED_MODES, check_all, check_known
 from clinrl.config.comparisons import check_comparisons
 from clinrl.config.recipes import GrpoTrainer, RejectionProfile, RejectionTrainer, SftProfile, lengths
 from clinrl.errors import ParamsError, format_value
+from clinrl.signing import approval
 from clinrl.tasks.base import GIVEN, Task, get_task, task_names
 
 if TYPE_CHECKING:
@@ -196,6 +197,11 @@ def _check_merge(params: "Params", name: str, merge: schema.Fold | schema.Blend)
     check_known(f"{at}.task", merge.task, params.bases, "a task with a base")
     for key, version in merge.parts.items():
         check_known(f"{at}.{key}", version, params.versions_of(merge.task), f"a version of {merge.task}")
+    if len({params.profiles[params.versions[version].profile].qlora for version in merge.parts.values()}) > 1:
+        raise ParamsError(
+            f"{at} merges a version with qlora and one without, which are adapters of different weights; allowed: two "
+            "of one kind"
+        )
     exam = params.versions[next(iter(merge.parts.values()))].exam
     check_known(f"{at}.exam", merge.exam, [exam], "the exam that its version took, with which it is compared")
 
@@ -227,7 +233,8 @@ def _check_protocol(params: "Params", name: str) -> None:
         against = protocols.versions[name].against
         before = [*params.lineage(name)[:-1], f"{task}-base"]
         check_known(f"{at}.against", against, before, "an ancestor or the base")
-        check_known(f"{at}.against", against, protocols.all, "one with a protocol, which it needs")
+        fitting = [other for other in before if other in protocols.all]
+        check_known(f"{at}.against", against, fitting, "one with a protocol, which it needs")
         other = protocols.all[against]
         for key in schema.BaseProtocol.model_fields:
             if getattr(spec, key) != getattr(other, key):
@@ -275,11 +282,20 @@ def _check_schedule(params: "Params", at: str, task: str, schedule: schema.Sched
 def _check_watch(params: "Params", at: str, task: str, watch: schema.Watch) -> None:
     check_known("watches", task, params.gates, "a task with a gate")
     _check_cron(at, watch.cron)
+    _check_approver(params, f"{at}.approver", watch.approver)
     if watch.approver and not (watch.limit or params.allowed_harm(task)):
         raise ParamsError(
             f"{at}.approver is {watch.approver!r}, but the gate allows no harmful error, so that one mistyped label "
             f"would roll back; set {at}.limit to a share above 0"
         )
+
+
+def _check_approver(params: "Params", at: str, approver: str) -> None:
+    """Refuse an approver of whom no approval would count on the day when one is needed."""
+    if approver and (params.approvers or params.scale == "full"):
+        check_known(at, approver, params.approvers, "a name that approvers lists")
+    elif approver and not approval.NAME.fullmatch(approver.strip()):
+        raise ParamsError(f"{at} is {format_value(approver)}; a name has 2 to 80 characters")
 
 
 def _check_cron(at: str, cron: str) -> None:

@@ -154,8 +154,14 @@ def find_untrained(params: Params, task: str, parent: str | None = None) -> Draf
     Raises ArtefactError as `champion` does.
     """
     start = parent or champion(params, task)
-    waiting = (d for d in reversed(records()) if (d.task, d.parent, d.outcome) == (task, start, "open"))
-    return next((d for d in waiting if d.name in params.versions and not paths.adapter(d.name).exists()), None)
+    waiting = [
+        draft
+        for draft in records()
+        if (draft.task, draft.parent, draft.outcome) == (task, start, "open")
+        and draft.name in params.versions
+        and not paths.adapter(draft.name).exists()
+    ]
+    return max(waiting, key=lambda draft: draft.drafts_on_exam, default=None)
 
 
 def propose(

@@ -13,11 +13,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from clinrl.artifacts import md5
-from clinrl.config.files import merge_files, read_files
-from clinrl.errors import ArtefactError
+from clinrl import paths
+from clinrl.artifacts import md5, write_json
+from clinrl.config.files import FOLDER, files_with, merge_files, read_files
+from clinrl.config.params import load_params
+from clinrl.config.plain_yaml import read_yaml
+from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance import lock
 
+MODES = {"think": True, "direct": False}
+"""The modes whose outputs dvc.yaml names, and whether each thinks, on which prompts and rewards depend."""
 PIPELINE = Path("dvc.yaml")
 PARAMS = "params.yaml"
 PLACE = re.compile(r"\$\{([^}]+)\}")
@@ -54,7 +59,7 @@ def read(source: Path = Path(PARAMS)) -> dict[str, Stage]:
 
     try:
         files = read_files(source)
-        whole, pipeline = merge_files(files)[0], YAML(typ="safe").load(PIPELINE)
+        whole, pipeline = merge_files(files)[0], YAML(typ="safe").load(source.parent / PIPELINE)
         named = {
             (PARAMS if file == source else file.relative_to(source.parent).as_posix()): files[file] for file in files
         }
@@ -68,6 +73,37 @@ def read(source: Path = Path(PARAMS)) -> dict[str, Stage]:
         raise ArtefactError(f"there is no {PIPELINE} here, so there are no stages") from None
     except (YAMLError, LookupError, TypeError, AttributeError, ValueError):
         raise ArtefactError(f"{PIPELINE} is no pipeline that DVC would run; `dvc status` says why") from None
+
+
+def check(source: Path) -> None:
+    """Refuse invalid parameters, and those that dvc.yaml would not find or does not track.
+
+    Raises ParamsError, and ArtefactError as `read` does.
+    """
+    params = load_params(source)
+    pipeline = source.parent / PIPELINE
+    if pipeline.exists():
+        if {name: mode.thinking for name, mode in params.modes.items()} != MODES:
+            raise ParamsError("modes must be think, with thinking, and direct, without: dvc.yaml names their outputs")
+        described = read_yaml(pipeline)
+        listed = described.get("vars", [])
+        for file in files_with(source)[1:]:
+            if (name := f"{FOLDER}/{file.name}") not in listed:
+                raise ParamsError(f"{name} is not among `vars` in dvc.yaml, so DVC does not see it; list it there")
+        for stage in read(source).values() if "stages" in described else ():
+            for named, values in stage.params.items():
+                if missing := next((key for key, value in values.items() if value is ABSENT), None):
+                    raise ParamsError(f"{stage.address} reads {missing} in {named}, where it is not; move it there")
+
+
+def prove(source: Path) -> None:
+    """Check the parameters, then write the proof, which is a constant.
+
+    The proof never changes, so after an edit of params.yaml DVC runs this stage again, but none that depends on it.
+    Raises ParamsError.
+    """
+    check(source)
+    write_json(paths.params_proof(), {"params.yaml": "every name and value in it was checked"})
 
 
 def states(addresses: Collection[str]) -> dict[str, State]:

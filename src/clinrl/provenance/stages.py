@@ -4,14 +4,8 @@ DVC passes a command to a shell, so no command of dvc.yaml contains a name: each
 the name is read from the address that DVC puts into that variable.
 """
 
-from pathlib import Path
-
-from clinrl import paths
-from clinrl.artifacts import write_json
 from clinrl.config.base import is_name
-from clinrl.config.files import FOLDER, files_with
-from clinrl.config.params import Params, load_params
-from clinrl.config.plain_yaml import read_yaml
+from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean, format_value
 
 STAGES = ("dataset", "validate", "probe", "train", "evaluate")
@@ -80,24 +74,3 @@ def addresses_of(params: Params, name: str) -> dict[str, str]:
     if name in params.rivals:
         return {"evaluate": f"rival@{name}"}
     return {"base": f"base@{params.roots[name]}", "evaluate": params.model(name).stage}
-
-
-def check(source: Path) -> None:
-    """Refuse invalid parameters, and parameters in a file that dvc.yaml does not list. Raises ParamsError."""
-    load_params(source)
-    pipeline = source.parent / "dvc.yaml"
-    if pipeline.exists():
-        listed = read_yaml(pipeline).get("vars", [])
-        for file in files_with(source)[1:]:
-            if (name := f"{FOLDER}/{file.name}") not in listed:
-                raise ParamsError(f"{name} is not among `vars` in dvc.yaml, so DVC does not see it; list it there")
-
-
-def prove(source: Path) -> None:
-    """Check the parameters, then write the proof, which is a constant.
-
-    The proof never changes, so after an edit of params.yaml DVC runs this stage again, but none that depends on it.
-    Raises ParamsError.
-    """
-    check(source)
-    write_json(paths.params_proof(), {"params.yaml": "every name and value in it was checked"})
