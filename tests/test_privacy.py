@@ -85,6 +85,8 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     locks.record(params)
     Path("mlruns").mkdir()  # now, since live metrics send nothing that a registration does not
     versions.register(params, "v1")
+    (kept,) = (place / "mlruns").rglob("examined.json")
+    assert kept.read_text().strip() == "null", "no hash of a patient's words"
 
     assert any(sown.TEXT in path.read_text() for path in Path("data/cases").glob("*/cases.jsonl"))
     assert (place / mlflow_store.STORE).exists()

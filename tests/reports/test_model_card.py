@@ -47,7 +47,7 @@ def test_a_trained_adapter_says_what_it_is_and_what_it_is_not_for():
 
 
 def test_a_card_of_a_version_that_saw_records_says_so():
-    matter, body = front_matter(model_card.write(MANIFEST, lineage=["v2"], on_records=True))
+    matter, body = front_matter(model_card.write(MANIFEST, lineage=["v2"], records="training"))
     assert "Trained on imported records of patients" in body
     assert "no patient's data were used" not in body
     assert "synthetic-data" not in matter["tags"]

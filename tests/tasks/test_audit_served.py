@@ -198,6 +198,15 @@ def test_an_episode_ends_at_the_limit_of_calls_and_stays_ended(audit):
     assert audit.state() == state
 
 
+def test_an_episode_of_calls_that_cannot_be_made_ends_too(audit):
+    from clinrl.tasks.audit.served.models import AuditAction, Start
+
+    limit = calls_for(len(draw_case(Start(**asked("easy"))).facts.proposals))
+    audit.reset(**asked("easy"))
+    found = [audit.step(AuditAction(tool="", arguments={})).done for _ in range(limit + 1)]
+    assert found == [False] * limit + [True]
+
+
 def test_before_a_reset_nothing_can_be_done():
     from clinrl.tasks.audit.served.models import AuditAction, AuditState
     from clinrl.tasks.audit.served.server import AuditEnvironment

@@ -385,6 +385,32 @@ def test_a_narrative_with_two_questions_of_different_levels_is_refused_in_both_r
     ]
 
 
+def test_a_row_that_is_refused_for_its_label_contests_the_label_of_another(tmp_path):
+    """The question about resources says 3, 4 or 5, which no other level can be."""
+    path = tmp_path / "MIETIC.csv"
+    asked = {
+        "Chest pain.": ("Is a life-saving intervention required?", "How many resources?"),
+        "Rash.": ("high-risk?",),
+    }
+    path.write_text("instruction,input,output\n" + "".join(f"{q},{text},x\n" for text in asked for q in asked[text]))
+    (train, _, refused), (mine, _, _) = (taken(path, use) for use in ("train", "mine"))
+    assert {json.loads(line)["facts"]["narrative"] for line in (*train, *mine)} == {"Rash."}
+    assert refused[0][3] == "another row gives the same narrative another label"
+
+
+def test_a_stay_that_is_removed_in_one_row_is_taken_from_no_other(tmp_path):
+    path, first = files("mietic-validation", tmp_path), []
+
+    def change(row):
+        first.append(row)
+        return row | {"stay_id": first[0]["stay_id"], "Final Decision": "REMOVE"} if len(first) == 2 else row
+
+    sown.rewrite(path, change)
+    _, _, refused = taken(path, "exam")
+    assert first[0]["Final Decision"].strip().upper() == "RETAIN"
+    assert any(row[1] == "2" and "stay" in row[3] for row in refused)
+
+
 def test_a_stay_that_experts_kept_at_two_levels_is_refused_in_both_rows(tmp_path):
     path = files("mietic-validation", tmp_path)
     kept = []

@@ -360,7 +360,8 @@ def test_a_repeated_request_is_refused_and_a_contradicting_one_is_refused_in_eve
         RECORD | {"procedure": "ct ELBOW, without contrast", "citations": {}},
         RECORD | other | {"appropriateness": LABELS[0]},
         RECORD | other,
-        RECORD | {"appropriateness": "May be appropriate (Disagreement)"},
+        RECORD | {"procedure": "Ultrasound elbow"},
+        RECORD | {"procedure": "Ultrasound elbow", "appropriateness": "May be appropriate (Disagreement)"},
     ]
     cases, refused = everything(written(tmp_path, rows))
     assert [case["facts"]["procedure"] for case in cases] == [RECORD["procedure"]]
@@ -369,7 +370,8 @@ def test_a_repeated_request_is_refused_and_a_contradicting_one_is_refused_in_eve
         ["3", "(the whole row)", "an earlier row has the same condition, variant and procedure"],
         ["4", "appropriateness", "another row gives the same request another label"],
         ["5", "appropriateness", "another row gives the same request another label"],
-        ["6", "appropriateness", "is a disagreement of the panel, which is no label"],
+        ["6", "appropriateness", "another row gives the same request another label"],
+        ["7", "appropriateness", "is a disagreement of the panel, which is no label"],
     ]
 
 

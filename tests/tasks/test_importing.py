@@ -334,11 +334,31 @@ def test_a_page_of_mined_imports_shows_no_text(project, monkeypatch):
     graded = {mode: evaluate.grade(TASK, mode, cases, said, TASK.Reward()) for mode in params.modes}
     run = answers.run_of(params, params.model("v1"), cases, "e" * 64)
     report = error_analysis.report_of(replace(run, graded=graded))
-    assert report.worst
-    assert {(shown.narrative, shown.text) for shown in report.worst} == {("", "")}
+    assert report.groups
     page = render("mining", report=report, most=error_analysis.MAX_GROUPS)
-    assert "Narrative and answer are withheld" in page
-    assert not any(case.facts.narrative in page for case in cases)
+    assert "None is shown: the cases are imported" in page
+    assert not any(text in page for case in cases for text in (case.facts.narrative, case.id))
+
+
+def test_the_table_of_an_imported_exam_is_in_no_order_of_patients(project, tmp_path):
+    params = dolls.params(imports=sown.imports(SHIPPED))
+    dataset.stage(params, "mietic-36")
+    cases = list(dataset.read_cases(paths.cases("mietic-36"), TASK))
+    said = [Transcript(messages=(Message(role="assistant", content=f"ANSWER: ESI {1 + n % 5}"),), stop="answered")
+            for n in range(len(cases))]  # fmt: skip
+    graded = {mode: evaluate.grade(TASK, mode, cases, said, TASK.Reward()) for mode in params.modes}
+    run = replace(answers.run_of(params, params.model("v1"), cases, "e" * 64), graded=graded)
+    evaluate.write_reports(tmp_path, run, evaluate.reports_of(run, [], {}))
+    rows = (tmp_path / "predictions_think.csv").read_text().splitlines()
+    assert rows[1:] == sorted(rows[1:])
+    assert len(rows) == 1 + len(cases)
+
+
+def test_other_users_cannot_open_imported_rows(project):
+    Path(".dvc").mkdir(exist_ok=True)
+    dataset.stage(project, "mietic-36")
+    for place in (paths.cases("mietic-36"), Path(".dvc/cache")):
+        assert place.stat().st_mode & 0o077 == 0
 
 
 # params.yaml

@@ -21,6 +21,7 @@ from clinrl.tasks.importing import COLUMNS, Intake, identities
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Manifest
 
+CACHE = Path(".dvc/cache")
 TICK_ROWS = 1_000
 """Imported rows between two updates of the progress bar."""
 MAX_REASONS = 5
@@ -131,6 +132,10 @@ def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, 
             f"{_reasons(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
         )
     artifacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
+    if CACHE.parent.is_dir():  # DVC would make it open to others
+        CACHE.mkdir(exist_ok=True)
+        CACHE.chmod(0o700)
+    folder.chmod(0o700)  # whoever may read the source, these are rows of it
     return {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
 
 

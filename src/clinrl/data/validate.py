@@ -80,11 +80,8 @@ def write_page(report: Path) -> None:
 
 
 def complete_page(name: str) -> None:
-    """Write the page of a proof if it is missing, as in a clone, since git has only the proof.
-
-    Raises Busy if the data set is being validated.
-    """
-    with artifacts.exclusive(proof := paths.data_proof(name)):
+    """Write the page of a proof if it is missing, as in a clone, since git has only the proof."""
+    with artifacts.exclusive(proof := paths.data_proof(name), waits=True):
         if proof.exists() and not _page(name).exists():
             write_page(proof)
 

@@ -103,6 +103,7 @@ class MineReport(Strict):
     groups: tuple[Group, ...]
     """The groups of each kind, the costliest first; the kinds are in a fixed order."""
     worst: tuple[WrongAnswer, ...]
+    """The costliest answers; none of imported cases, of which a report holds counts alone."""
     note: str = NOTE
 
 
@@ -161,7 +162,7 @@ def report_of(run: Run) -> MineReport:
             for by, of in kinds(task).items()
             for group in sorted(_groups(by, of, lines), key=lambda group: (-group.total, group.value))
         ),
-        worst=tuple(line.in_full() for line in wrong[:MAX_WORST]),
+        worst=tuple(line.in_full() for line in wrong[:MAX_WORST] if not is_imported(line.case)),
         note=note_of(run.cases),
     )
 
@@ -217,7 +218,6 @@ class _Line:
         self.text = str(getattr(self.case.facts, task.checks.text, "")) or text(task, self.case)
 
     def in_full(self) -> WrongAnswer:
-        withheld = is_imported(self.case)
         last = last_turn(self.line.transcript)
         thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
         return WrongAnswer(
@@ -227,8 +227,8 @@ class _Line:
             answered=self.answered,
             rule=self.rule,
             cost=round(self.cost, DIGITS),
-            narrative="" if withheld else self.text,
-            text="" if withheld else f"{thinking}{last.content}",
+            narrative=self.text,
+            text=f"{thinking}{last.content}",
         )
 
 

@@ -266,8 +266,10 @@ def write_reports(out: Path, run: Run, reports: Mapping[str, EvalReport]) -> Non
     answers = {mode: run.answers(mode).answers for mode in run.modes}
     for mode, report in reports.items():
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))
-        pairs = zip(run.golds, answers[mode], strict=True)
-        _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
+        pairs = [(gold, column(answer)) for gold, answer in zip(run.golds, answers[mode], strict=True)]
+        if any(map(importing.is_imported, run.cases)):  # by case, this would go to MLflow; sorted, it is counts
+            pairs.sort(key=str)
+        _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), pairs)
     agreement = between_modes(run.golds, answers, task.compared, patients(task, run.clusters))
     write_json(out / SUMMARY, summary(list(reports.values()), agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
@@ -283,7 +285,7 @@ def write_reports(out: Path, run: Run, reports: Mapping[str, EvalReport]) -> Non
 def write_pages(folder: Path, model: Model, modes: Iterable[str]) -> list[Path]:
     """Write the page and the figures of an exam from the reports in a folder. It loads no model.
 
-    Returns the missing files whose figures were therefore not drawn again. Raises FileNotFoundError if a report is
+    Returns the missing files whose figures were therefore not drawn again. Raises ArtefactError if a report is
     missing.
     """
     modes = list(modes)

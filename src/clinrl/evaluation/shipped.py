@@ -84,6 +84,8 @@ def _version(params: Params, name: str) -> str:
     if wanted := [version for version, spec in params.versions.items() if name in (version, spec.task)]:
         do = f"name one of {', '.join(here)}, or " if here else ""
         raise ArtefactError(f"no trained version of {name} is here; {do}run `dvc repro evaluate@{wanted[0]}`")
+    if name in params.bases:
+        raise ArtefactError(f"{name} has no version yet that could be asked")
     known = [*params.bases, *params.versions]
     raise ParamsError(f"{format_value(name)} is neither a version nor a task; {did_you_mean(name, known)}")
 

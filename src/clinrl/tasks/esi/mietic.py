@@ -17,11 +17,13 @@ from clinrl.tasks.importing import (
     Source,
     Taken,
     Unclear,
+    claims,
     clean,
     find_contested,
+    fingerprint,
     normalise,
+    plain_text,
     pseudonym,
-    readable,
     sift,
     use_of,
 )
@@ -70,11 +72,12 @@ def _source(kind: str, table: Table, used: Sequence[str], uses: tuple[Pool, ...]
     )
 
 
-def level_of(instruction: str) -> int:
-    """The level that a question is about: 1 or 2. Raises Unclear for the question about resources, and any other."""
+def level_of(instruction: str, text: str = "") -> int:
+    """The level that a question about a text is for: 1 or 2. Raises Unclear for that about resources, and any other."""
     levels = [level for level, question in _QUESTIONS if question.search(instruction)]
     if levels == [3]:
-        raise Unclear("instruction", "asks about resources, so the level is 3, 4 or 5 and it is not said which")
+        about = fingerprint(plain_text({"narrative": text}))
+        raise Unclear("instruction", "asks about resources, so the level is 3, 4 or 5 and it is not said which", about)
     if len(levels) != 1:
         raise Unclear("instruction", "is none of the three known questions")
     return levels[0]
@@ -85,10 +88,11 @@ def _of_validation(table: Table) -> Take:
         decision = row["final_decision"].strip().upper()
         if decision != "RETAIN":
             known = decision == "REMOVE"
-            raise Unclear("final_decision", "is REMOVE" if known else "is neither RETAIN nor REMOVE")
+            stay_id = measured.identifier(row["stay_id"], "stay_id") if known else None
+            raise Unclear("final_decision", "is REMOVE" if known else "is neither RETAIN nor REMOVE", stay_id)
         return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
-    disputed = find_contested(readable(table.rows(), stay_and_level))
+    disputed = find_contested(claims(table.rows(), lambda row: [stay_and_level(row)]))
 
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id, level = stay_and_level(row)
@@ -102,8 +106,8 @@ def _of_validation(table: Table) -> Take:
 
 
 def _of_instructions(row: Fields, _: set[str]) -> Taken:
-    level = level_of(row["instruction"])
     text = _text(row["input"], "input")
+    level = level_of(row["instruction"], text)
     subject = pseudonym("narrative", normalise(text))
     key = ImportedKey(source=INSTRUCTIONS, level=level)
     return Taken(use_of(subject, SHARES), subject, {"narrative": text}, key.model_dump(), level)

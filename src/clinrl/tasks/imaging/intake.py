@@ -7,8 +7,9 @@ variant that is in two of them is refused in both.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,11 +26,11 @@ from clinrl.tasks.importing import (
     Taken,
     Unclear,
     check_text,
+    claims,
     clean,
     find_contested,
     normalise,
     pseudonym,
-    readable,
     sift,
     use_of,
 )
@@ -143,13 +144,12 @@ def _records(path: Path) -> Records:
 
 
 def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
-    def claims() -> Iterator[tuple[str, str | None]]:
-        for part in parts:
-            for request in readable(part.records.rows(), read_request):
-                yield request.triplet, request.label
-                yield request.variant_id, part.use
+    def claimed(row: Fields, part: Part) -> list[tuple[str, str | None]]:
+        request = read_request(row)
+        return [(request.triplet, request.label), (request.variant_id, part.use)]
 
-    contested = find_contested(claims())
+    found = [claims(part.records.rows(), partial(claimed, part=part)) for part in parts]
+    contested = find_contested(chain.from_iterable(found))
 
     def taker(part: Part) -> Callable[[Fields, set[str]], Taken]:
         def take(row: Fields, seen: set[str]) -> Taken:
@@ -175,18 +175,22 @@ def read_request(row: Fields) -> Request:
     """The request and the label of a row. Raises Unclear if one of them cannot be used."""
     condition, variant, procedure = (_request_text(row, names) for names in (CONDITION, VARIANT, PROCEDURE))
     column, value = _value(row, LABEL)
-    return Request(condition, variant, procedure, label_of(_string(value, column), column))
+    unlabelled = Request(condition, variant, procedure, "")
+    return replace(unlabelled, label=label_of(_string(value, column), column, unlabelled.triplet))
 
 
-def label_of(text: str, column: str) -> str:
-    """The one of the three labels that a clean text is, in any letter case. Raises Unclear for any other text."""
+def label_of(text: str, column: str, about: str = "") -> str:
+    """The one of the three labels that a clean text is, in any letter case. Raises Unclear for any other text.
+
+    A disagreement of the panel contests every label of the request `about`.
+    """
     label = text.casefold()
     if label in BY_TEXT:
         return BY_TEXT[label]
     if not label:
         raise Unclear(column, "is empty")
     if _DISAGREEMENT.fullmatch(label):
-        raise Unclear(column, "is a disagreement of the panel, which is no label")
+        raise Unclear(column, "is a disagreement of the panel, which is no label", about)
     raise Unclear(column, "is none of the three labels")
 
 

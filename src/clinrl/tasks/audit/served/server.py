@@ -39,13 +39,15 @@ class AuditEnvironment(TaskEnvironment):
             return AuditObservation(text=CLOSED, done=True, reward=0.0)
         text = "" if action.tool is None else perform(self._env, action.tool, action.arguments)
         taken = len(self._env.log) - state.calls  # 0 or 1
-        done = action.tool is None or self._env.submitted or taken == state.calls_left
+        malformed = state.malformed + (action.tool is not None and not taken)
+        is_spent = taken == state.calls_left or malformed > state.calls + state.calls_left
+        done = action.tool is None or self._env.submitted or is_spent
         self._state = state.model_copy(
             update={
                 "step_count": state.step_count + 1,
                 "calls": state.calls + taken,
                 "calls_left": state.calls_left - taken,
-                "malformed": state.malformed + (action.tool is not None and not taken),
+                "malformed": malformed,
                 "submitted": self._env.submitted,
                 "done": done,
             }
