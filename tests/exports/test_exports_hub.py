@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,12 @@ import locks
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_text
 from clinrl.cli import main as cli
+from clinrl.config.params import load_params
+from clinrl.errors import DataError
 from clinrl.evaluation.answers import load_report
+from clinrl.exports.hub import card_of
+from clinrl.models import bases
+from clinrl.registry.log_run import collect
 from clinrl.reports import model_card
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -81,9 +87,10 @@ def test_files_of_a_model_that_was_pushed_before_are_removed(hub):
         "base/adapter_config.json": b"{}",
         ".gitattributes": b"",
         "plot.png": b"",
+        "LICENSE": b"mine",
     }
     assert cli.main(["push", "v2", "--repo", REPO]) == 0
-    assert {".gitattributes", "plot.png"} <= hub.files.keys()
+    assert {".gitattributes", "plot.png", "LICENSE"} <= hub.files.keys()
     assert not {"model-00002-of-00002.safetensors", "base/adapter_config.json"} & hub.files.keys()
 
 
@@ -177,3 +184,30 @@ def test_a_hub_that_keeps_other_weights_is_found_out(hub, capsys):
 def test_nobody_listens(hub, capsys):
     assert cli.main(["push", "v2", "--repo", REPO, "--endpoint", hubs.closed()]) == 1
     assert f"did not take {REPO} (" in capsys.readouterr().err
+
+
+def test_the_code_of_a_card_opens_what_was_examined(hub, monkeypatch):
+    made = collect(load_params(), load_params().model("v2"))
+    at_full = card_of(made, REPO, {"repo": "Qwen/Qwen3.5-9B", "commit": "c" * 40, "quantize": "nf4"})
+    assert f'"Qwen/Qwen3.5-9B", revision="{"c" * 40}", quantization_config=small' in at_full
+    blocks = bases.think_blocks(Path(__file__).parents[2] / "data/bases/audit")
+    monkeypatch.setattr(bases, "think_blocks", lambda _: blocks)
+    here = card_of(made, REPO, {"repo": REPO})
+    assert f'PreTrainedTokenizerFast.from_pretrained("{REPO}")' in here
+    assert "`'<think>\\n'` with thinking, `'<think>\\n\\n</think>\\n\\n'` without" in here
+
+
+def test_an_adapter_above_a_folder_of_this_machine_is_not_pushed(hub, capsys, monkeypatch):
+    named = {"repo": "/home/ada/model", "commit": "local-1", "quantize": "none"}
+    monkeypatch.setattr(bases, "reference", lambda _: named)
+    assert cli.main(["push", "v2", "--repo", REPO]) == 1
+    assert "v2 is an adapter above /home/ada/model, a folder of this machine" in capsys.readouterr().err
+    assert not hub.files
+
+
+def test_what_learned_from_somebodys_records_is_not_pushed(hub):
+    made = collect(load_params(), load_params().model("v2"))
+    first, *rest = made.training
+    learned = replace(made, training=(first._replace(is_imported=True), *rest))
+    with pytest.raises(DataError, match="learned from somebody's records and may repeat them; nothing was pushed"):
+        card_of(learned, REPO, {"repo": REPO})

@@ -14,7 +14,7 @@ import dolls
 from clinrl import paths
 from clinrl.artifacts import exclusive, identity, read_manifest, seal, staged, verified
 from clinrl.errors import ArtefactError, Busy, ParamsError, Refused
-from clinrl.merging import merge, safetensors_io
+from clinrl.merging import check, merge, safetensors_io
 from clinrl.models import bases
 
 KINDS = ("qwen3", "llama", "qwen3_5")
@@ -475,3 +475,31 @@ def test_a_model_that_does_not_say_the_same_is_not_kept(project, monkeypatch):
 def test_two_makers_of_one_merge_do_not_meet(project):
     with exclusive(paths.merged("v1-full")), pytest.raises(Busy, match="another command is writing"):
         merge.stage(project, "v1-full")
+
+
+@pytest.mark.long
+def test_a_full_model_of_an_architecture_with_a_tokenizer_class_of_its_own_is_checked_by_the_same_tokens(tmp_path):
+    """Beside the config.json of a Qwen2, transformers splits text as Qwen2 does, not as the embedded one."""
+    base = Path(__file__).parents[2] / "data/bases/audit"
+    adapter = adapt(base, tmp_path / "adapter")
+    for file in base.glob("*token*"):
+        shutil.copy(file, adapter)
+    parts = [(adapter, 1.0)]
+    merge.blend("fold", base, parts, tmp_path / "whole")
+    found = check.check(base, parts, tmp_path / "whole", ["Potassium 6.9 mmol/l, and nobody has called the ward."])
+    assert found.logits.difference < 1e-5
+    assert found.agreement == 1.0
+
+
+def test_a_blend_of_adapters_that_learned_in_four_bits_is_read_above_such_a_base(project, monkeypatch):
+    for version in ("v1", "v3"):
+        folder = paths.adapter(version)
+        manifest = read_manifest(folder)
+        (folder / "manifest.json").unlink()
+        fields = manifest.model_dump(exclude={"files"}) | {"spec": {"qlora": True}}
+        seal(folder, **fields)
+    for name, said in (("cat", None), ("linear", "trained above a copy of the base in nf4")):
+        merge.stage(project, name)
+        assert read_manifest(paths.merged(name)).spec.get("qlora", False) is (said is None)
+        card = (paths.merged(name) / "README.md").read_text()
+        assert ("in nf4" in card) is (said is not None)

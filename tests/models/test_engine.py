@@ -1,11 +1,14 @@
 """The engine writes what transformers writes, says who it is, and refuses in a sentence whatever else may happen."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -505,15 +508,33 @@ def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
     assert len(held["key"]) > 40
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Refused, match="is taken"):
         engine_server.stage(params, "esi", taken.getsockname()[1])
-    name = engine.model_of(paths.base("esi"))
-    served = {"data": [{"id": "another base"}]}
-    monkeypatch.setattr(engine_server.httpx, "get", lambda *_, **__: SimpleNamespace(json=lambda: served))
-    engine_server._check_ended(project / "esi.json", name)  # its port is another's by now
-    served["data"] = [{"id": name}]
-    with pytest.raises(Refused, match=r"is served at http://127.0.0.1:8123 already"):
-        engine_server.stage(params, "esi", 8124)
-    assert json.loads((project / "esi.json").read_text()) == held
     (project / "esi.json").unlink()
+
+
+def test_a_server_that_loads_or_serves_keeps_its_key_until_it_has_ended(project: Path, monkeypatch) -> None:
+    program, params = project / "vllm", dolls.params(scale="full")
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(engine_server, "PROGRAM", program)
+    monkeypatch.setattr(paths, "engine", lambda task: project / f"{task}.json")
+    if not (first := os.fork()):
+        try:
+            engine_server.stage(params, "esi", 8123)
+        finally:
+            os._exit(1)
+    try:
+        while not (project / "esi.json").exists():
+            time.sleep(0.02)
+        held = (project / "esi.json").read_text()
+        with pytest.raises(Refused, match="another `clinrl engine esi` serves or loads"):
+            engine_server.stage(params, "esi", 8124)
+        assert (project / "esi.json").read_text() == held
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    monkeypatch.setattr("os.execve", lambda *_: None)
+    engine_server.stage(params, "esi", 8124)
+    assert (project / "esi.json").read_text() != held
 
 
 def test_a_rank_for_which_vllm_has_no_room_is_refused(project: Path) -> None:

@@ -61,11 +61,15 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
     files = {file: made.model.folder / file for file in _chosen(made.model.folder)}
     base = paths.base(model.task.name)
     named = bases.reference(base)
+    if named.get("commit", "").startswith("local-"):  # no hub has it, and its path is this machine's alone
+        if made.is_adapter:
+            raise Refused(f"{name} is an adapter above {named['repo']}, a folder of this machine; push a fold of it")
+        named = {**named, "repo": ""}
     if made.is_adapter and not named:  # no hub has the embedded base
         files |= {f"{BASE}/{file}": base / file for file in _chosen(base)}
     api = HfApi(endpoint=endpoint)
     with _refused(repo, endpoint):
-        commit = _send(api, repo, files, card_of(made, repo, named.get("repo") or repo), public=public)
+        commit = _send(api, repo, files, card_of(made, repo, named or {"repo": repo}), public=public)
     print(f"{endpoint}/{repo}/tree/{commit}")
     echo(f"{len(files) + 1} files, {'public' if public else 'private'}; digest {made.digest}")
 
@@ -82,10 +86,11 @@ def _is_ours(name: str) -> bool:
     return "/" not in file and (file in (MANIFEST, *SENT) or ".safetensors" in Path(file).suffixes)
 
 
-def card_of(made: Recorded, repo: str, base: str) -> str:
+def card_of(made: Recorded, repo: str, base: Mapping[str, Any]) -> str:
     """The card for a repository: the registry's card, with the base's repository and the code that loads the model.
 
-    Raises ArtefactError if there is no card, and DataError for a model that was trained on imported records.
+    `base` has its repository (empty: one that no hub has), and of a hub's its commit and quantisation. Raises
+    ArtefactError if there is no card, and DataError for a model that was trained on imported records.
     """
     from huggingface_hub import ModelCard
 
@@ -95,10 +100,14 @@ def card_of(made: Recorded, repo: str, base: str) -> str:
         raise DataError(f"{made.model.name} learned from somebody's records and may repeat them; nothing was pushed")
     card = ModelCard(made.card)
     data: Any = card.data
-    data.base_model, data.base_model_relation = base, "adapter" if made.is_adapter else "merge"
+    data.base_model, data.base_model_relation = base["repo"] or None, "adapter" if made.is_adapter else "merge"
+    is_embedded = base["repo"] == repo
+    blocks = [repr(block) for block in bases.think_blocks(made.model.folder)]
     card.text += "\n" + render(
-        "hub_card", name=made.model.name, repo=repo, base=base, is_adapter=made.is_adapter, digest=made.digest,
-        base_digest=identity(made.base), subfolder=BASE if base == repo else "",
+        "hub_card", name=made.model.name, repo=repo, base=base["repo"], is_adapter=made.is_adapter, digest=made.digest,
+        base_digest=identity(made.base), subfolder=BASE if is_embedded else "", blocks=blocks,
+        commit=base.get("commit", ""), quantized=base.get("quantize") == "nf4" or bool(made.manifest.spec.get("qlora")),
+        reader="PreTrainedTokenizerFast" if is_embedded else "AutoTokenizer",
     )  # fmt: skip
     return str(card)
 
@@ -115,7 +124,8 @@ def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, publ
         raise Refused(f"{repo} is there and is {what}; {do}, or another --repo: nothing was sent")
     add = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
     # Of a model that was pushed before; beside a full model, an old adapter_config.json would be loaded in its place.
-    others = [name for name in sorted(api.list_repo_files(repo)) if name not in files and _is_ours(name)]
+    kept = (*files, "LICENSE", "LICENSE.txt", "NOTICE")  # a person may have added these
+    others = [name for name in sorted(api.list_repo_files(repo)) if name not in kept and _is_ours(name)]
     changes: list[Any] = [*add, CommitOperationAdd(CARD, card.encode()), *map(CommitOperationDelete, others)]
     done = api.create_commit(repo, changes, commit_message="clinrl push")
     expected = {name: sha256_file(path) for name, path in files.items() if name.endswith(".safetensors")}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clinrl.errors import Refused
+from clinrl.errors import Refused, echo
 from clinrl.merging import lora_delta, safetensors_io
 from clinrl.models import opening
 from clinrl.types import Strict
@@ -69,14 +69,17 @@ def check(base: Path, parts: Sequence[Part], merged: Path, prompts: Sequence[str
     kind, size = _dtype(merged if whole else base)
     weights = _compare_weights(base, parts, merged) if whole and exact else None
     if not _fits(size, _device(kind)):
+        if weights is None:
+            echo(f"{merged.name} was compared with nothing: the model does not fit the memory of this machine")
         return Check(logits=None, agreement=None, weights=weights)
-    expected = list(_logits(base, parts, prompts))
-    found = _logits(merged, [], prompts) if whole else _logits(base, [(merged, 1.0)], prompts)
+    tokens = _encoded(parts[0][0] if (parts[0][0] / "tokenizer.json").exists() else base, prompts)
+    expected = list(_logits(base, parts, tokens))
+    found = _logits(merged, [], tokens) if whole else _logits(base, [(merged, 1.0)], tokens)
     pairs = list(zip(expected, found, strict=True))
     compared = sum(len(want) for want, _ in pairs)
     agreeing = sum(int((want.argmax(-1) == got.argmax(-1)).sum()) for want, got in pairs)
     share = _largest(want - got for want, got in pairs) / _largest(expected)
-    tolerance = LOGITS[kind] if exact else None
+    tolerance = LOGITS[kind if whole or kind == "F32" else "F16"] if exact else None  # factors are float32
     if tolerance is not None and not share <= tolerance:
         raise Refused(
             f"the merged model's logits are {share:.1e} of the largest logit away from those of base and adapter, and "
@@ -86,17 +89,20 @@ def check(base: Path, parts: Sequence[Part], merged: Path, prompts: Sequence[str
     return Check(logits=logits, agreement=round(agreeing / compared, 6), weights=weights)
 
 
-def _logits(model: Path, parts: Sequence[Part], prompts: Sequence[str]) -> Iterator[Tensor]:
-    """Logits [position, token] at the end of each prompt, on the CPU; the model is loaded for this and dropped."""
+def _encoded(folder: Path, prompts: Sequence[str]) -> list[Tensor]:
+    """The tokens of each prompt, by one tokenizer: beside a config.json transformers may take another class."""
     from transformers import AutoTokenizer
 
-    folder = parts[0][0] if parts and (parts[0][0] / "tokenizer_config.json").exists() else model
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return [tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"] for prompt in prompts]
+
+
+def _logits(model: Path, parts: Sequence[Part], tokens: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Logits [position, token] at the end of each prompt, on the CPU; the model is loaded for this and dropped."""
     loaded = _load(model, parts)
-    for prompt in prompts:  # one at a time: padding would be one more difference
-        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"].to(loaded.device)
+    for ids in tokens:  # one prompt at a time: padding would be one more difference
         with torch.inference_mode():
-            yield loaded(input_ids=ids, logits_to_keep=LAST).logits[0].float().cpu()
+            yield loaded(input_ids=ids.to(loaded.device), logits_to_keep=LAST).logits[0].float().cpu()
 
 
 def _load(model: Path, parts: Sequence[Part]) -> Any:

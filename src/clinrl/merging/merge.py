@@ -58,7 +58,9 @@ def stage(params: Params, name: str) -> None:
         for version in versions:
             made = bases.made_of(task, paths.adapter(version))
             inputs |= {"base": made["base"], version: made["adapter"]}
-        waivers = [read_manifest(paths.adapter(version)).spec.get("waiver", "") for version in versions]
+        specs = [read_manifest(paths.adapter(version)).spec for version in versions]
+        waivers = [spec.get("waiver", "") for spec in specs]
+        in_four_bits = any(spec.get("qlora") for spec in specs)
         determinism.settle(SEED)
         base = paths.base(task.name)
         named = bases.reference(base)
@@ -74,7 +76,7 @@ def stage(params: Params, name: str) -> None:
             compared = check(source, parts, out, prompts, exact=method in ("fold", "cat", "linear"))
             result["check"] = compared.model_dump(mode="json")
             write_json(out / RESULT, result)
-            write_text(out / "README.md", _card(name, task, result, any(map(params.on_records, versions))))
+            write_text(out / "README.md", _card(name, task, result, params.records_of(*versions), in_four_bits))
             chosen = {"density", "seed"} if method in ("ties", "dare") else set[str]()
             seal(
                 out,
@@ -90,6 +92,8 @@ def stage(params: Params, name: str) -> None:
                     "max_shard_bytes": safetensors_io.MAX_SHARD_BYTES,
                     "environment": determinism.record(),
                     **({"waiver": "; ".join(filter(None, waivers))} if any(waivers) else {}),
+                    # As for a version: an adapter is examined and served above the base that its parts learned on.
+                    **({"qlora": True} if in_four_bits and method in ("cat", "svd") else {}),
                 },
                 inputs=inputs,
             )
@@ -229,12 +233,12 @@ def _prompts(params: Params, task: Task, adapter: Path) -> list[str]:
     ]
 
 
-def _card(name: str, task: Task, result: Mapping[str, Any], on_records: bool) -> str:
-    """The README.md: a Hugging Face model card. `on_records`: as in `model_card.write`."""
+def _card(name: str, task: Task, result: Mapping[str, Any], records: str, in_four_bits: bool) -> str:
+    """The README.md: a Hugging Face model card. `records`: as in `model_card.write`."""
     folder = paths.base(task.name)
     base = bases.reference(folder) or {"repo": str(folder), "quantize": "none"}
     return render_page(
         "merge_card", name=name, task=task, method=result["method"], versions=result["versions"], base=base["repo"],
-        quantize=base["quantize"], full=result["method"] not in ("cat", "svd"), folder=paths.merged(name),
-        result=RESULT, on_records=on_records,
+        quantize="nf4" if in_four_bits else base["quantize"], full=result["method"] not in ("cat", "svd"),
+        folder=paths.merged(name), result=RESULT, records=records,
     )  # fmt: skip

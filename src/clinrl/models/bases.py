@@ -11,11 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.artifacts import digest, digests, exclusive, identity, read_manifest, seal, staged, verified, write_json
+from clinrl.artifacts import (
+    MANIFEST,
+    digest,
+    digests,
+    exclusive,
+    identity,
+    read_manifest,
+    seal,
+    staged,
+    verified,
+    write_json,
+)
 from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError
 from clinrl.models import hub, memory, opening
-from clinrl.models.chat import render, without_clock, without_prefill
+from clinrl.models.chat import render, think_block, without_clock, without_prefill
 from clinrl.runtime import determinism
 from clinrl.tasks.base import Task, get_task
 from clinrl.types import Message
@@ -148,6 +159,16 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, st
     return tokenizer, text, frozenset([*ends, tokenizer.eos_token_id]), names
 
 
+def think_blocks(folder: Path) -> list[str]:
+    """What `chat.render` adds to the chat template of a model's folder, with thinking and without; empty if nothing."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / "tokenizer.json").exists():
+        return []
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    return [block for thinking in (True, False) if (block := think_block(tokenizer, thinking))]
+
+
 def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
     """Open a judge of a base folder and its tokenizer. Raises ArtefactError if the base has no such judge."""
     verified(folder)
@@ -183,8 +204,9 @@ def reference(folder: Path) -> dict[str, Any]:
 
 
 def scale_of(folder: Path) -> Scale:
-    """The scale at which a base folder was built."""
-    return "full" if reference(folder) else "embedded"
+    """The scale at which a base folder, or a merged model, was built."""
+    is_merged_there = (folder / MANIFEST).exists() and read_manifest(folder).spec.get("scale") == "full"
+    return "full" if reference(folder) or is_merged_there else "embedded"
 
 
 def locate(named: dict[str, Any], by: Path) -> Path:
@@ -224,8 +246,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     if not named:
         opening.check_checkpoint(folder)
     origin = str(locate(named, by) if named else folder)
-    # Others are checkpoints of the hub, and merges of them.
-    is_embedded = not named and json.loads((folder / "config.json").read_text()).get("dtype") == "float32"
+    is_embedded = not named and scale_of(by) == "embedded"  # others are checkpoints of the hub, and merges of them
     # A model of a few million parameters, in full precision, stays on the CPU: equal inputs give equal bytes there.
     weights: dict[str, Any] = {"dtype": torch.float32}
     if not is_embedded:

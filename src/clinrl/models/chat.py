@@ -74,7 +74,7 @@ def render(
         )
     turns = [{"role": message.role, "content": message.content} for message in messages]
     shown = {"tools": list(tools)} if tools else {}
-    return apply_template(tokenizer, turns, enable_thinking=thinking, **shown) + _block(tokenizer, thinking)
+    return apply_template(tokenizer, turns, enable_thinking=thinking, **shown) + think_block(tokenizer, thinking)
 
 
 def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thinking: bool) -> str:
@@ -93,7 +93,7 @@ def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thin
     ends = until_call.count(end)
     if not ends:
         raise Refused(f"this chat template ends no turn with the tokenizer's {end}; choose a checkpoint that does")
-    return with_results.split(end, ends)[ends] + _block(tokenizer, thinking)
+    return with_results.split(end, ends)[ends] + think_block(tokenizer, thinking)
 
 
 def apply_template(tokenizer: "PreTrainedTokenizerBase", turns: Sequence[Mapping[str, Any]], **how: Any) -> str:
@@ -102,7 +102,7 @@ def apply_template(tokenizer: "PreTrainedTokenizerBase", turns: Sequence[Mapping
     return str(tokenizer.apply_chat_template(list(turns), **given))
 
 
-def _block(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> str:
+def think_block(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> str:
     """The think block at the head of the model's turn, where its template does not write it."""
     if _switches(tokenizer.get_chat_template()):
         return ""

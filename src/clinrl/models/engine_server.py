@@ -11,10 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import httpx
-
 from clinrl import paths
-from clinrl.artifacts import verified, write_text
+from clinrl.artifacts import locked, verified, write_text
 from clinrl.config.machine import LOOPBACK, read_machine
 from clinrl.config.params import Params
 from clinrl.errors import Refused, echo
@@ -31,8 +29,8 @@ PROGRAM = Path(__file__).resolve().parents[3] / ".venv-vllm/bin/vllm"
 def stage(params: Params, name: str, port: int) -> None:
     """Replace this process by the vLLM server of a task's base. Does not return.
 
-    Raises Refused at the embedded scale, without vLLM, for adapters of too high a rank, if an earlier server of this
-    base still answers, or if the port is taken; and ArtefactError without a base.
+    Raises Refused at the embedded scale, without vLLM, for adapters of too high a rank, while an earlier server of this
+    task loads or serves, or if the port is taken; and ArtefactError without a base.
     """
     if params.scale != "full":
         raise Refused("vLLM serves hub checkpoints; set scale to full in params.yaml")
@@ -45,29 +43,19 @@ def stage(params: Params, name: str, port: int) -> None:
         raise Refused(f"there is no vLLM beside {sys.executable}, and no {PROGRAM}; run `make vllm`")
     command = [str(program.resolve()), *arguments(base, largest_rank(params, name), port)]
     file = paths.engine(name)
-    _check_ended(file, model_of(base))
-    with listen(LOOPBACK[0], port, "--port"):
-        pass
-    key = secrets.token_urlsafe(32)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.rmtree(paths.engine_adapters(name), ignore_errors=True)  # left by an earlier server, which has ended
-    write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
-    environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-    echo(f"serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it")
-    os.execve(command[0], command, environment)
-
-
-def _check_ended(file: Path, model: str) -> None:
-    """Refuse to replace the key and the copies of a server that still serves a model. Its port may be another's now."""
-    try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-        key = {"Authorization": f"Bearer {held['key']}"}
-        models = httpx.get(f"{held['url']}/v1/models", headers=key, timeout=5, trust_env=False).json()["data"]
-        is_served = model in [one["id"] for one in models]
-    except (OSError, ValueError, LookupError, TypeError, httpx.HTTPError, httpx.InvalidURL):
-        return
-    if is_served:
-        raise Refused(f"{model} is served at {held['url']} already, and commands here use that; end it first")
+    with locked(file.with_suffix(".lock"), waits=False) as lock:
+        if lock is None:
+            raise Refused(f"another `clinrl engine {name}` serves or loads, and commands here use it; end it first")
+        os.set_inheritable(lock.fileno(), True)  # so it is held until vLLM, which this process becomes, has ended
+        with listen(LOOPBACK[0], port, "--port"):
+            pass
+        key = secrets.token_urlsafe(32)
+        shutil.rmtree(paths.engine_adapters(name), ignore_errors=True)  # left by an earlier server, which has ended
+        write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
+        environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+        echo(f"serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it")
+        os.execve(command[0], command, environment)
 
 
 def largest_rank(params: Params, task: str) -> int:

@@ -86,15 +86,15 @@ def equal_batches(lengths: Sequence[int], rows: int) -> Iterator[tuple[list[int]
 
 
 def check_room(names: Sequence[str], lengths: Sequence[int], budgets: int | Sequence[int], limit: int | None) -> None:
-    """Raise DataError naming the first prompt that leaves no room for its budget of tokens in the model's window."""
+    """Raise DataError naming the first prompt that leaves no room for its budget of tokens in a window."""
     if limit is None:
         return
     each = [budgets] * len(names) if isinstance(budgets, int) else budgets
     for name, length, budget in zip(names, lengths, each, strict=True):
         if length + budget > limit:
             raise DataError(
-                f"{name}: its prompt is {length} tokens, and with a budget of {budget} it exceeds the model's "
-                f"window of {limit}; shorten the case or lower max_new_tokens"
+                f"{name}: its prompt is {length} tokens, and with a budget of {budget} it exceeds the window "
+                f"of {limit}; shorten the case, lower the budget, or raise the max_length of a server that writes"
             )
 
 

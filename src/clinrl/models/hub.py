@@ -130,6 +130,8 @@ def _refused(repo: str, revision: str) -> Iterator[None]:
     """Turn every error of the hub's library in this block into Refused with one sentence."""
     try:
         yield
+    except Refused:
+        raise
     except Exception as error:  # from httpx2, Xet (a RuntimeError), the cache, or a page that is no answer
         # If the cache lacks files, the cause is the reason why the library could not ask the hub.
         cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error

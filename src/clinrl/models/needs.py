@@ -117,9 +117,13 @@ def check(params: Params, version: str, machine: Machine) -> None:
         return
     for need in needs(params, version, machine, there):
         if need.place != "exam" and not need.fits and need.host is not None:
+            is_whole = need.place == "generation" and _keeps(
+                params.model(version).task, params.trainer(params.versions[version].profile)
+            )
+            key = KEYS["loading"] if is_whole else KEYS.get(need.place, "exam_tokens lower")
             raise OutOfMemory(
                 f"{version} cannot be trained here: {need.place} needs {need.short}; in machine.yaml set "
-                f"{KEYS.get(need.place, 'exam_tokens lower')}, or try_anyway to true"
+                f"{key}, or try_anyway to true"
             )
 
 
@@ -243,7 +247,7 @@ def _training(
     shares = is_built and isinstance(profile, GrpoProfile) and trainer.loss_path == SHARED
     tokens = machine.exam_tokens if params.scale == "full" else None
     is_grpo = isinstance(profile, GrpoProfile)
-    keeps = task.episodes is not None and trainer.generation_path == SHARED
+    keeps = _keeps(task, trainer)
     together = share if is_grpo else MAX_TOKENS // (prompt + written)
     at_most = min(HELD_OUT_TOKENS, tokens or HELD_OUT_TOKENS, LOGITS_TOGETHER // policy.vocab)
     length, held_out = prompt + written, fields.get("held_out")
@@ -289,6 +293,11 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
         most = max(size.writing(asked, asked, at_once) for size in judges.values())
         yield "judges", policy.weights + sum(size.weights for size in judges.values()) + most
     yield "exam", policy.weights + policy.adapter * 4 + policy.writing(prompt, load.longest, load.examined)
+
+
+def _keeps(task: Task, trainer: Any) -> bool:
+    """Whether all rows of a step are written together: a turn continues rows that the one before left in memory."""
+    return task.episodes is not None and trainer.generation_path == SHARED
 
 
 def _rows(own: int, tokens: int, machine: int | None) -> int:
