@@ -31,9 +31,9 @@ from clinrl.registry import pyfunc
 from clinrl.serving.backends import Local
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
-from clinrl.training import callback, launch, reward_fn, trl
+from clinrl.training import callback, launch, reward_fn, trl, worker
 from clinrl.training.rows import read_rows
-from clinrl.training.world import World
+from clinrl.training.world import ALONE, World
 from processes import alive, eventually, gone
 
 TRAIN = """
@@ -606,6 +606,7 @@ def test_a_row_of_several_epochs_is_one_object(project):
     twice = [*rows, *rows]
     (project / launch.ROWS).write_text("".join(json.dumps(row) + "\n" for row in twice))
     taught = read_rows(project / launch.ROWS, spec | {"rows": digest(twice)}, get_task("esi"))
+    assert len(taught) == 2 * len(rows) > 0
     assert all(row is again for row, again in zip(taught, taught[len(rows) :], strict=False))
 
 
@@ -687,3 +688,10 @@ def test_a_step_that_waited_for_a_processor_is_followed_by_steps_with_one_thread
     watch.world = World(size=2)  # whose processes have one thread each
     watch.on_step_begin(None, SimpleNamespace(global_step=0), None)
     assert not said
+
+
+def test_a_run_without_any_gradient_makes_no_adapter(tmp_path):
+    still = SimpleNamespace(moved=lambda: False, world=ALONE)
+    with pytest.raises(TrainingError, match="so it still equals its parent's"):
+        worker._finish(tmp_path / "adapter", {"trainer": {}}, still, None, None, [])
+    assert not (tmp_path / "adapter").exists()

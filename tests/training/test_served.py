@@ -27,6 +27,7 @@ from clinrl.tasks.base import get_task
 from clinrl.training import launch, served, trl
 from clinrl.training.rows import Row
 from clinrl.training.trl import write_adapter
+from clinrl.training.world import ALONE
 
 pytestmark = pytest.mark.long
 
@@ -114,7 +115,7 @@ def weights(model: Any) -> list[torch.Tensor]:
 
 def test_a_rejection_whose_sampling_is_over_needs_no_server_and_records_no_sampler(tmp_path: Path) -> None:
     spec = {"scale": "full", "method": "rejection", "task": "esi", "machine": {"sampler": "transformers"}}
-    assert served.begin(tmp_path, spec, None, None, tmp_path / "trainer/checkpoint-4") is None
+    assert served.begin(tmp_path, spec, None, None, tmp_path / "trainer/checkpoint-4", ALONE) is None
     assert not [*tmp_path.iterdir()]
 
 

@@ -21,6 +21,7 @@ from clinrl.errors import TrainingError
 from clinrl.models import bases, opening
 from clinrl.models.chat import encode
 from clinrl.training import launch, trl
+from clinrl.training.loss import Checked
 from hubs import COMMIT, REPO, Imitation, served
 
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -182,3 +183,34 @@ def test_a_local_base_is_named_by_its_folder(project: Path) -> None:
     train(params, "v1")
     config = json.loads((paths.adapter("v1") / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (str(project / "checkpoint"), None)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize(
+    ("target", "says"), [("lm_head", "the output layer, whose factors"), ("embed_tokens", "which is no linear layer")]
+)
+def test_an_adapter_of_what_would_not_learn_or_could_not_be_read_is_refused_before_the_first_step(
+    project: Path, target: str, says: str
+) -> None:
+    model, _ = bases.load(dolls.params(), "esi", for_training=True)
+    spec = {"lora": {"rank": 4, "alpha": 8, "targets": ["q_proj", target]}, "seed": 1}
+    with pytest.raises(TrainingError, match=says):
+        trl.start_adapter(model, spec, None)
+
+
+def test_an_optimizers_state_is_loaded_as_memory_that_is_not_paged(project: Path) -> None:
+    """bitsandbytes marks what it pages, and a mark on other memory ends the process at the next step."""
+
+    class Loaded:
+        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+            state = torch.zeros(2)
+            state.is_paged = True  # type: ignore[attr-defined]
+            self.optimizer = torch.optim.SGD([torch.zeros(2)])
+            self.optimizer.state["p"] = {"state1": state, "step": 1}
+
+    class Trainer(Checked, Loaded):
+        pass
+
+    trainer = Trainer()
+    trainer._load_optimizer_and_scheduler("checkpoint-5")
+    assert not hasattr(trainer.optimizer.state["p"]["state1"], "is_paged")

@@ -88,10 +88,8 @@ def stage(params: Params, version: str) -> None:
             for file in sorted((folder / ADAPTER).iterdir()):
                 shutil.copyfile(file, out / file.name)
             fields = manifest_fields(spec)
-            on_records = params.on_records(version)
-            write_text(
-                out / "README.md", model_card.write(fields, lineage=params.lineage(version), on_records=on_records)
-            )
+            lineage, records = params.lineage(version), params.records_of(version)
+            write_text(out / "README.md", model_card.write(fields, lineage=lineage, records=records))
             if (folder / SAMPLERS).exists():
                 fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)

@@ -66,11 +66,22 @@ class Checked:
     accelerator: Any
     args: Any
     model: Any
+    optimizer: Any
     state: Any
     _metrics: dict[str, Any]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Write no card: `model_card` does."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load an optimizer's state as memory that is not paged.
+
+        bitsandbytes saves paged state marked as such, and several processes read it into memory that is not.
+        """
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        for state in self.optimizer.state.values() if checkpoint else ():
+            for tensor in filter(torch.is_tensor, state.values()):
+                tensor.__dict__.pop("is_paged", None)
 
     def _save_rng_state(self, output: str) -> None:
         # Process 0 seals the checkpoint as soon as it has written it. The generators of other processes only decide
@@ -237,7 +248,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
             self.generation_config.max_new_tokens = budget
         for first in range(0, len(prompt_ids), rows):
             some = None if numbers is None else numbers[first : first + rows]
-            with memory.place("generation", memory.fewer_tokens(self.scale, rows, width)):
+            with memory.place("generation", memory.fewer_tokens(self.scale, 1 if keeps_rows else rows, width)):
                 parts.append(self._generate_part(some, prompt_ids[first : first + rows], *arguments, **named))
         return parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
 

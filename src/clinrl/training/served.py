@@ -20,6 +20,7 @@ from clinrl.models.engine import Engine, connect, name_of, seed_of
 from clinrl.models.vllm_client import Request
 from clinrl.training.launch import SAMPLERS
 from clinrl.training.trl import write_weights
+from clinrl.training.world import World
 
 CORRECTION = "token_truncate"
 """The loss of each token is weighted by its ratio of probabilities, up to TRL's bound. TRL's default weights whole
@@ -57,13 +58,12 @@ class Served:
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
         """A turn of each row, with the log-probability of each of its tokens, as TRL's generator returns them."""
         args, step, turn = self.trainer.args, self.trainer.state.global_step, self.trainer.turns
-        requests, budget = [], self.trainer.turn_budget(prompts)
+        # The budget is what the row with most of its episode left may write; each row's own rest fits the server.
+        requests, budget, longest = [], self.trainer.turn_budget(prompts), self.engine.client.max_length
         for (row, _), ids in zip(self.trainer.open_rows, prompts, strict=True):
-            # TRL cuts later turns to the rest of the episode's budget, which fits the window if the first turn's did.
-            room = self.engine.client.max_length - len(ids) if turn > 1 else budget
             requests.append(
                 Request(
-                    name=f"row {row} of step {step + 1}", ids=ids, budget=max(1, min(budget, room)),
+                    name=f"row {row} of step {step + 1}", ids=ids, budget=max(1, min(budget, longest - len(ids))),
                     temperature=args.temperature, top_p=1.0, seed=seed_of(self.spec["seed"], step, turn, row),
                 )
             )  # fmt: skip
@@ -73,7 +73,7 @@ class Served:
 
 
 def begin(
-    folder: Path, spec: Mapping[str, Any], model: Any, parent: Path | None, checkpoint: Path | None
+    folder: Path, spec: Mapping[str, Any], model: Any, parent: Path | None, checkpoint: Path | None, world: World
 ) -> Engine | None:
     """Connect to the server that samples in a training, or return None if the trained model itself samples.
 
@@ -88,8 +88,11 @@ def begin(
     if spec["machine"]["sampler"] == "vllm":
         engine = connect(spec["task"], Vllm.model_validate(spec["machine"]["vllm"]))
         if parent is not None and spec["method"] == "rejection":
-            engine.adopt(parent)
-            engine.check_adopted()
+            for rank in range(world.size):  # one after the other: each would unload what another is loading
+                if rank == world.rank:
+                    engine.adopt(parent)
+                    engine.check_adopted()
+                world.gathered([])
     parts = len(list((folder / "sampled").glob("*.json")))
     after = parts or (int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0)
     note(folder, engine.identity if engine else bases.identity_of(model, paths.base(spec["task"])), after)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from transformers import set_seed
 from trl import GRPOConfig, SFTConfig
@@ -57,6 +58,10 @@ def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> A
             task_type="CAUSAL_LM",
         )
         adapted = get_peft_model(model, config)
+        if others := [name for name in adapter_state(adapted) if opening.factor_of(name) is None]:
+            raise TrainingError(f"lora.targets adapts {others[0]}, which is no linear layer; leave it out")
+        if isinstance(adapted.get_output_embeddings(), LoraLayer):
+            raise TrainingError("lora.targets adapts the output layer, whose factors the loss passes by; leave it out")
     else:
         adapted = opening.adapted(model, parent, is_trainable=True)
         loaded, saved = adapter_state(adapted), load_file(parent / opening.WEIGHTS)
@@ -294,18 +299,19 @@ class Grpo(SharedLossTrainer):
 
 def grpo_trainer(
     model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path, judges: Judges,
-    world: World = ALONE,
+    world: World = ALONE, longest: int | None = None,
 ) -> Grpo:  # fmt: skip
     """The trainer of GRPO on the task's reward: a row is a group of completions, a step is a round of generation.
 
     TRL's tool loop plays the episodes of a task with an environment. All rows of a step then have one mode, the results
-    of tools are masked, and a group shares one episode.
+    of tools are masked, and a group shares one episode. `longest`: the tokens that a server takes, prompt included.
     """
     trainer = spec["trainer"]
     tools = schemas(task)
     texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking, tools) for row in rows]
     lengths = [len(ids) for ids in encode(tokenizer, texts)]
-    check_room([row.case.id for row in rows], lengths, trainer["max_completion"], window(model))
+    limit = min(filter(None, (window(model), longest)), default=None)
+    check_room([row.case.id for row in rows], lengths, trainer["max_completion"], limit)
     prompts = [[turn.model_dump(include={"role", "content"}) for turn in task.prompt(row.case.facts)] for row in rows]
     phases, numbers = phases_of(spec, len(rows))
     dataset = Dataset.from_dict(

@@ -20,6 +20,7 @@ from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError, disk
 from clinrl.runtime import determinism, gpus
 from clinrl.runtime.starter import die_with
 from clinrl.tasks.base import get_task
+from clinrl.tasks.importing import is_imported
 from clinrl.training.launch import DISK_FULL, ROWS, SPEC
 from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
 
@@ -118,7 +119,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     bound = spec["machine"]["exam_tokens"] if spec["scale"] == "full" else None
     tokens = bound or MAX_TOKENS
     sampled: dict[str, float] = {}
-    engine = served.begin(folder, spec, model, parent, checkpoint)
+    engine = served.begin(folder, spec, model, parent, checkpoint, world)
     if spec["method"] == "rejection":
         sampler = engine or Sampler(
             model, tokenizer, max_tokens=tokens, shared=shares(spec),
@@ -135,7 +136,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             echo(f"{spec['version']} imitates {kept:,} of {of:,} sampled completions")
     trainer: Any
     if spec["method"] == "grpo":
-        trainer = trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges, world)
+        trainer = trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges, world,
+                                   longest=engine.client.max_length if engine else None)  # fmt: skip
         if engine is not None:
             served.serve(trainer, engine, spec, folder / "served")
     else:
@@ -155,11 +157,13 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     with memory.place("the loss", memory.fewer_rows(spec["scale"], at_once, loss_type)):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step == spec["trainer"]["steps"]:
-        _finish(folder / "adapter", spec, watch, trainer, tokenizer, judges)
+        # A reply quotes its case, and an adapter's folder goes to the registry and to DVC's remote.
+        replies = [] if any(is_imported(row.case) for row in rows) else judges.record()
+        _finish(folder / "adapter", spec, watch, trainer, tokenizer, replies)
     return int(trainer.state.global_step)
 
 
-def _finish(adapter: Path, spec: dict[str, Any], watch: Any, trainer: Any, tokenizer: Any, judges: Any) -> None:
+def _finish(adapter: Path, spec: dict[str, Any], watch: Any, trainer: Any, tokenizer: Any, replies: Any) -> None:
     """Write the folder of a finished adapter. All processes must call it; process 0 writes."""
     from clinrl.training import trl
     from clinrl.training.callback import history
@@ -168,7 +172,7 @@ def _finish(adapter: Path, spec: dict[str, Any], watch: Any, trainer: Any, token
         raise TrainingError(
             "no step gave the adapter a gradient, so it still equals its parent's: each group earned equal rewards"
         )
-    verdicts = sorted({canonical_json(verdict) for verdict in watch.world.gathered(judges.record())})
+    verdicts = sorted({canonical_json(verdict) for verdict in watch.world.gathered(replies)})
     if not watch.world.is_main:
         return
     shutil.rmtree(adapter, ignore_errors=True)
