@@ -19,7 +19,7 @@ fail() { echo "clinrl: $*" >&2; exit 1; }
 [[ $# -ge 2 && $1 =~ ^(make|restore)$ ]] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 verb=$1 folder=$2 store=${MLFLOW_BACKEND_STORE_URI:-sqlite:///mlruns/mlflow.db}
 artifacts=${MLFLOW_ARTIFACTS_DESTINATION:-mlruns/artifacts}
-[[ ! $store =~ ://[^/@]*:[^/@]*@ ]] || fail 'MLFLOW_BACKEND_STORE_URI holds a password, which `ps` would show; use PGPASSWORD'
+[[ ! $store =~ ://[^/@]*:[^/@]*@|[?\&]password= ]] || fail 'MLFLOW_BACKEND_STORE_URI holds a password, which `ps` would show; use PGPASSWORD'
 audit_log=data/reports/decisions.jsonl keys=.clinrl/keys watched=.clinrl/watched
 kept=(.clinrl/champions .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
 case "${3-}" in

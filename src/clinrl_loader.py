@@ -250,10 +250,14 @@ def trusted() -> dict[str, str]:
     else:
         places = [place for place in (KEYS / "trusted", KEYS / "signing.pub") if place.exists()]
     files = [file for place in places for file in (sorted(place.glob("*.pub")) if place.is_dir() else [place])]
-    around = [file.parent for file in files if named]
-    for place in dict.fromkeys([*(places if named else (KEYS, *places)), *around, *files]):
-        if place.exists() and place.stat().st_mode & 0o022:
+    for place in filter(Path.exists, dict.fromkeys([*(places if named else (KEYS, *places)), *files])):
+        if place.stat().st_mode & 0o022:
             raise Untrusted(f"others may write into {place}, so no key in it counts; run `chmod go-w {place}`")
+        if not named and place.stat().st_uid not in (os.geteuid(), 0):
+            raise Untrusted(f"{place} is somebody else's, so no key in it counts; name your keys in {TRUSTED}")
+    for place in {file.parent for file in files if named}:  # of a sticky folder nobody else replaces a file
+        if place.stat().st_mode & 0o022 and not place.stat().st_mode & stat.S_ISVTX:
+            raise Untrusted(f"others may replace a key in {place}, so none counts; keep it in a folder of your own")
     if named and not files:
         raise Untrusted(f"{TRUSTED} names no file .pub, so nobody's signature counts")
     if not files and os.path.lexists(KEYS):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import forks
 from clinrl import artifacts
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, ParamsError
 
 GRAPH = """
 stages:
@@ -113,3 +113,32 @@ def test_other_errors_stay_as_they_are(tmp_path) -> None:
         with pytest.raises(type(error)) as raised, artifacts.staged(tmp_path / "made"):
             raise error
         assert raised.value is error
+
+
+def test_an_interrupt_between_the_two_renames_brings_the_old_folder_back(tmp_path, monkeypatch) -> None:
+    target, replace = tmp_path / "made", os.replace
+    with artifacts.staged(target) as folder:
+        (folder / "f").write_text("old")
+
+    def interrupted(source, to) -> None:
+        if Path(to) == target and ".partial-" in str(source):
+            raise KeyboardInterrupt
+        replace(source, to)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), artifacts.staged(target) as folder:
+        (folder / "f").write_text("new")
+    assert (target / "f").read_text() == "old"
+    monkeypatch.undo()
+    target.rename(tmp_path / ".made.former-99999999")  # of a process that was killed there
+    with pytest.raises(ValueError, match="a bug"), artifacts.staged(target):
+        raise ValueError("a bug")
+    assert [*tmp_path.iterdir()] == [target]
+
+
+def test_what_came_into_a_folder_while_it_was_made_anew_is_not_removed(tmp_path) -> None:
+    with artifacts.replaced(tmp_path / "made", "it"):
+        pass
+    with pytest.raises(ParamsError, match="was changed since"), artifacts.replaced(tmp_path / "made", "it"):
+        (tmp_path / "made/mine").write_text("mine")
+    assert (tmp_path / "made/mine").read_text() == "mine"

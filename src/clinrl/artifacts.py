@@ -151,7 +151,9 @@ def staged(target: Path) -> Iterator[Path]:
     for kind in ("partial", "former"):
         for leftover in target.parent.glob(f".{target.name}.{kind}-*"):
             if not _alive(int(leftover.name.rsplit("-", 1)[1])):
-                shutil.rmtree(leftover, ignore_errors=True)
+                if kind == "former" and not target.exists():  # the kill came between the two renames
+                    os.replace(leftover, target)
+                _remove(leftover)
     partial, former = (target.with_name(f".{target.name}.{kind}-{os.getpid()}") for kind in ("partial", "former"))
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -162,8 +164,19 @@ def staged(target: Path) -> Iterator[Path]:
             os.replace(target, former)
         os.replace(partial, target)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(former, ignore_errors=True)
+        if former.exists() and not target.exists():
+            os.replace(former, target)
+        _remove(partial)
+        _remove(former)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder under a name that is never brought back: a kill may leave half of it."""
+    doomed = folder.with_name(folder.name.replace(".former-", ".partial-"))
+    if folder.exists() and folder != doomed:
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.replace(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 @contextmanager
@@ -172,14 +185,19 @@ def replaced(target: Path, command: str) -> Iterator[Path]:
 
     Raises ParamsError if the folder holds anything else, or a file that was changed since.
     """
+    _check_made(target, command)
+    with staged(target) as folder:
+        yield folder
+        write_json(folder / MADE, {"command": command, "files": digests(folder, without=MADE)})
+        _check_made(target, command)  # the block may have taken minutes
+
+
+def _check_made(target: Path, command: str) -> None:
     if target.is_symlink() or (target.exists() and not _is_as_made(target, command)):
         raise ParamsError(
             f"{target} was not made by `{command}`, or was changed since, and would be replaced; name another folder "
             "with --out, or remove it"
         )
-    with staged(target) as folder:
-        yield folder
-        write_json(folder / MADE, {"command": command, "files": digests(folder, without=MADE)})
 
 
 def _is_as_made(target: Path, command: str) -> bool:
@@ -192,13 +210,14 @@ def _is_as_made(target: Path, command: str) -> bool:
 
 
 @contextmanager
-def exclusive(target: Path, folder: Path | None = None) -> Iterator[None]:
+def exclusive(target: Path, folder: Path | None = None, *, waits: bool = False) -> Iterator[None]:
     """Hold the right to write `target` until the block ends, or raise Busy at once if another process holds it.
+    With `waits`, wait for that process instead.
 
     The lock file lies in `folder`, by default with the other locks of this checkout. The kernel releases the lock when
     the process ends, so a killed run blocks nobody.
     """
-    with locked((folder or paths.locks()) / (str(target).replace("/", "-") + ".lock"), waits=False) as stream:
+    with locked((folder or paths.locks()) / (str(target).replace("/", "-") + ".lock"), waits=waits) as stream:
         if stream is None:
             raise Busy(f"another command is writing {target}; wait for it to end and start this one again")
         yield

@@ -236,3 +236,17 @@ def test_writers_take_turns(path):
         (writer, step) for writer in range(4) for step in range(10)
     ]
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_line_is_not_written_into_a_file_that_git_replaced_meanwhile(path):
+    three(path)
+    text = path.read_text()
+
+    def sign(data):
+        path.unlink()  # as git does, while a person confirms the signature
+        path.write_text(text)
+        return ME.sign(data)
+
+    with pytest.raises(ArtefactError, match="was replaced meanwhile, and no line was added"):
+        append(path, "decision", {"number": 4}, signer=keys.Signer(ME.key, sign))
+    assert path.read_text() == text

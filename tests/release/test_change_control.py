@@ -104,3 +104,9 @@ def test_answers_to_other_mine_data_are_not_compared(params):
     other = planned(mining=mining, datasets=examined.DATASETS | MINED | {"m2": MINED["m1"] | {"seed": 99}})
     with pytest.raises(ParamsError, match="v1 is mined on m1 and v2 on m2; give both the same in `mining`"):
         screened_out(other, "v1")
+
+
+def test_a_champion_that_is_a_merge_screens_every_draft_out(params, monkeypatch):
+    held = versions.find("esi", "v2").model_copy(update={"name": "v1-v2"})
+    monkeypatch.setattr(versions, "holder", lambda *_: held)
+    assert screened_out(params, "v1") == "the champion v1-v2 is a merge, whose errors nobody mines"

@@ -14,7 +14,7 @@ from clinrl import paths
 from clinrl.artifacts import seal, staged, write_json
 from clinrl.cli import main as cli
 from clinrl.config.params import load_params
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance.cited import Record
 from clinrl.release import decisions, dossier
 from clinrl.reports.render import page
@@ -114,6 +114,16 @@ def test_the_committed_reports_make_the_same_bytes_twice_and_no_time_is_in_them(
     first = pages("esi-v49")
     assert first == {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "again").iterdir()}
     assert not re.search(r"\b20\d\d-\d\d-\d\d", "".join(first.values()))
+
+
+def test_a_folder_with_anything_else_is_not_written_over(project, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/README.md").write_text("mine")
+    for name, folder in (("v1", tmp_path / "notes"), ("v2", tmp_path / "papers")):
+        dossier.stage(project, PARAMS, "v1", out=tmp_path / "papers")
+        with pytest.raises(ParamsError, match=f"holds something else than a dossier of {name}"):
+            dossier.stage(project, PARAMS, name, out=folder)
+    assert (tmp_path / "notes/README.md").read_text() == "mine"
 
 
 @pytest.mark.long

@@ -263,7 +263,7 @@ def test_a_registry_that_is_not_there_breaks_its_links_only(params):
     found = broken(params)
     assert set(found) == {("v1", "registry"), ("v2", "registry"), ("v2", "gate"), ("v2", "approver")}
     assert found["v1", "registry"].endswith("run `clinrl register v1`")
-    assert "run `clinrl register v2`, then `clinrl promote v2`" in found["v2", "registry"]
+    assert "run `clinrl register v2`, then `clinrl promote v2 --approver NAME`" in found["v2", "registry"]
 
 
 @pytest.mark.long

@@ -217,7 +217,9 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
 
     promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
-    with pytest.raises(GateError, match="the champion of esi; `clinrl rollback esi --from 2` undoes that"):
+    with pytest.raises(
+        GateError, match="the champion of esi; `clinrl rollback esi --approver NAME --from 2` undoes that"
+    ):
         promotion.rollback(params, "esi", approver=ADA)
     assert (champion(), kinds()[-2:]) == ("v2", ["promotion", "rollback"])
     promotion.rollback(params, "esi", approver=ADA, of=versions.find("esi", "v2").digest)
@@ -230,7 +232,7 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
 def test_an_earlier_champion_is_brought_back_by_name(params):
     promoted(params, "v1-v2")
     promotion.rollback(params, "esi", approver=ADA)
-    with pytest.raises(GateError, match="undoes that, and --to names an earlier one"):
+    with pytest.raises(GateError, match="undoes that; --to names an earlier one"):
         promotion.rollback(params, "esi", approver=ADA)
     earlier = versions.find("esi", "v2").digest
     promotion.rollback(params, "esi", approver=ADA, to=earlier)
@@ -556,7 +558,9 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
         with pytest.raises(KeyboardInterrupt):
             promotion.rollback(params, "esi", approver=ADA, of=of)
     for attempt in (decisions.decide, promotion.settle):
-        with pytest.raises(GateError, match=f"give `clinrl rollback esi{' --from 2' if undone else ''}` again"):
+        with pytest.raises(
+            GateError, match=f"give `clinrl rollback esi --approver NAME{' --from 2' if undone else ''}` again"
+        ):
             attempt(params, target)
 
     assert promotion.rollback(params, "esi", approver=ADA, of=of).name == target

@@ -423,6 +423,20 @@ def test_a_champion_is_served_no_longer_if_the_key_of_the_audit_logs_last_line_i
     live.end()
 
 
+@pytest.mark.long
+def test_a_revoked_key_reaches_the_champion_though_the_registry_names_another_version(released: Any) -> None:
+    """As between a scheduled promotion and the merge of its lines."""
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    versions.point("esi", "champion", versions.find("esi", "v2"))
+    live.renew()
+    assert live.names["esi@champion"].served.name == "v1"
+    keys.PUBLIC.unlink()
+    live.renew()
+    assert "esi@champion" not in live.names
+    live.end()
+
+
 def test_what_could_not_be_read_under_other_keys_is_not_taken_for_sound(
     released: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,9 +67,13 @@ def test_a_kill_between_the_halves_of_a_key_is_mended(checkout: Path, monkeypatc
         patch.setattr(keys, "write_text", killed)
         with pytest.raises(KeyboardInterrupt):
             keys.make_key()
-    key = keys.signer("embedded").key
+    key = keys.init()
+    assert keys.signer("full").key == key
+    keys.PUBLIC.unlink()
     assert keys.signer("embedded").key == key
     assert keys.keyring() == {keys.OURS: key}
+    with pytest.raises(SignatureError, match="exists and is not overwritten"):
+        keys.init()
     keys.PRIVATE.unlink()
     with pytest.raises(SignatureError, match=r"the private key of .*signing\.pub is not here"):
         keys.signer("embedded")
@@ -314,3 +318,33 @@ def test_reading_a_signature_imports_no_signing_library() -> None:
         "sys.exit(any(name in sys.modules for name in ('model_signing', 'asyncssh', 'cryptography')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
+
+
+def test_the_keys_of_another_user_in_the_working_directory_do_not_count(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.signer("embedded")
+    assert clinrl_loader.trusted()
+    real, other = Path.stat, os.geteuid() + 1
+
+    def theirs(path: Path, **how: Any) -> os.stat_result:
+        found = real(path, **how)
+        return os.stat_result([*found[:4], other, *found[5:10]]) if path == keys.PUBLIC else found
+
+    monkeypatch.setattr(Path, "stat", theirs)
+    with pytest.raises(clinrl_loader.Untrusted, match=r"signing\.pub is somebody else's, so no key in it counts"):
+        clinrl_loader.trusted()
+
+
+def test_a_named_key_may_lie_in_a_sticky_folder_and_in_no_other_that_others_write(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = checkout / "shared"
+    shared.mkdir()
+    (shared / "ada.pub").write_text(f"{keys.signer('embedded').key.line}\n")
+    monkeypatch.setenv("CLINRL_TRUSTED_KEYS", str(shared / "ada.pub"))
+    shared.chmod(0o1777)
+    assert list(clinrl_loader.trusted()) == [str(shared / "ada.pub")]
+    shared.chmod(0o777)
+    with pytest.raises(clinrl_loader.Untrusted, match=r"others may replace a key in .*shared"):
+        clinrl_loader.trusted()

@@ -319,7 +319,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     has_files = not ready and own_folder(client, model) is None and client.list_logged_model_artifacts(model.model_id)
     if not ready or not _is_intact(client, model, made):
         upload(client, model, made, run_id, replaces=ready)
-    # A killed upload may have left other files, or another machine sent its own meanwhile.
+    # A killed upload may have left other files. Of two machines that send at once, a later registration notices.
     if has_files and not _is_intact(client, model, made):
         upload(client, model, made, run_id, replaces=True)
     if not ready:

@@ -99,6 +99,9 @@ def append(
         }
         signature = base64.b64encode(signer.sign(pae(PAYLOAD_TYPE, canonical_json(fields).encode()))).decode()
         entry = Entry(**fields, digest=digest(fields), signature=signature)
+        # git writes a new file, perhaps while a person confirmed the signature.
+        if not path.exists() or not os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+            raise ArtefactError(f"{path} was replaced meanwhile, and no line was added; give the command again")
         if len(whole) < len(text):
             stream.truncate(len(whole))
         stream.write((canonical_json(entry.model_dump(mode="json")) + "\n").encode())

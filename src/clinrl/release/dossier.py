@@ -22,7 +22,7 @@ from clinrl.config.files import FOLDER
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
-from clinrl.errors import ArtefactError, echo, format_value
+from clinrl.errors import ArtefactError, ParamsError, echo, format_value
 from clinrl.intervals import LEVEL
 from clinrl.provenance import bom, lock
 from clinrl.provenance.cited import MARK, Cited, Place, Record, leaves, plain
@@ -44,10 +44,13 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
     """Write the dossier of a version, or with `check` compare the existing one with its artefacts.
 
     Returns 1, with a line on stderr, if a file that the dossier calls "not here" went unchecked, else 0. Raises
-    ArtefactError where two artefacts state a number differently, where one is not what dvc.lock records, and with
-    `check` for the first number that has changed, with file, key and both values.
+    ParamsError for a folder that holds anything but a dossier of this version, and ArtefactError where two artefacts
+    state a number differently, where one is not what dvc.lock records, and with `check` for the first number that has
+    changed, with file, key and both values.
     """
     folder = out or paths.dossier(name)
+    if out and not check and not _is_for(out, name):
+        raise ParamsError(f"{folder} holds something else than a dossier of {name}; name another folder with --out")
     cited, texts = make(params, source, name)
     if check:
         _compare(folder, cited.record(name))
@@ -55,12 +58,13 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
     _check_adapters(cited, params, name)
     if paths.audit_log().exists():
         audit_log.lines(params)  # raises where a line was altered
-    for file, text in texts.items():
+    for file, text in sorted(texts.items(), key=lambda named: named[0] != NUMBERS):  # first what says whose it is
         if check:
             _compare_text(folder / file, text)
         else:
             write_text(folder / file, text)
-            print(folder / file)
+    if not check:
+        print("\n".join(str(folder / file) for file in texts))
     if cited.absent:
         echo(
             f"{folder} is not complete: {', '.join(sorted(cited.absent))}, as dvc.lock records it, is not here and was "
@@ -201,9 +205,20 @@ def _check_adapters(cited: Cited, params: Params, name: str) -> None:
         )
 
 
+def _is_for(folder: Path, name: str) -> bool:
+    """Whether a folder is free, or holds a dossier of this version."""
+    try:
+        return Record.model_validate_json((folder / NUMBERS).read_bytes()).name == name
+    except FileNotFoundError:
+        return not folder.exists() or not any(folder.iterdir())
+    except ValidationError:
+        return False
+
+
 def _compare(folder: Path, now: Record) -> None:
     file = folder / NUMBERS
-    again = f"restore what was altered, or write it again with `clinrl dossier {now.name}`"
+    where = "" if folder == paths.dossier(now.name) else f" --out {folder}"
+    again = f"restore what was altered, or write it again with `clinrl dossier {now.name}{where}`"
     try:
         then = Record.model_validate_json(file.read_bytes())
     except FileNotFoundError:

@@ -216,7 +216,7 @@ def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[st
         if not decisions_on(digest, lines):
             raise Unchecked("open", f"is not registered in {place(store())}; {register} does it") from None
         if recorded_champion(model, lines) == digest:
-            register += f", then `clinrl promote {name}`, since the audit log says that it is champion"
+            register += f", then `clinrl promote {name} --approver NAME`, since the audit log says that it is champion"
         raise Refused(f"the registry has lost {name}, but {paths.audit_log()} has it; run {register}") from None
     if entry.digest != digest:
         raise Refused(

@@ -85,7 +85,7 @@ def interrupted(held: Entry, lines: Sequence[audit_log.Entry]) -> str:
     was_champion = held.digest in recorded_champions(held.model, lines)
     is_earlier = was_champion and champion and recorded_before(held.model, lines, champion) != held.digest
     words = (f" --from {now.number}" if now else "") + (f" --to {held.number}" if is_earlier else "")
-    return f"`clinrl rollback {held.model}{words}`"
+    return f"`clinrl rollback {held.model} --approver NAME{words}`"
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:
@@ -156,7 +156,7 @@ def check_unspent(fold: Entry, approved: str, lines: Sequence[audit_log.Entry]) 
         if is_approved and was_champion and turns[line.digest] != fold.digest:
             raise GateError(
                 f"{fold.name} has been champion on the approval of its version and is no more; approve {fold.name} by "
-                f"itself (`clinrl promote {fold.name}`)"
+                f"itself (`clinrl promote {fold.name} --approver NAME`)"
             )
         was_champion = turns[line.digest] == fold.digest
 

@@ -7,7 +7,6 @@ the adapter of its decision, and against the champion of its decision; without a
 approver no alias moves. The candidate is checked against dvc.lock and against its signature in the registry.
 """
 
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -37,8 +36,6 @@ from clinrl.signing import approval as approvals
 from clinrl.signing.keys import trusted_keys
 
 PREVIOUS = "previous"
-APPROVER = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{2,80}")
-"""A person's name as it goes into tags and the audit log."""
 
 
 def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[str, Any], approved: str = "") -> Entry:
@@ -209,8 +206,8 @@ def rollback(
         if not of and person:  # by number, since a name may have been trained more than once
             raise GateError(
                 f"{person} rolled {before.name} back, and {now.name} is the champion of {model}; `clinrl rollback "
-                f"{model} --from {now.number}{f' --to {before.number}' if to else ''}` undoes that, and --to names an "
-                "earlier one"
+                f"{model} --approver NAME --from {now.number}{f' --to {before.number}' if to else ''}` undoes that; "
+                "--to names an earlier one"
             )
         moved = last_move(model, lines)
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
@@ -255,8 +252,16 @@ def vouch(params: Params, reason: str) -> list[str]:
 def check_approver(approver: str) -> str:
     """A person's name, trimmed. Raises GateError unless it has 2 to 80 characters, none of them a control character."""
     name = approver.strip()
-    if not APPROVER.fullmatch(name):
+    if not approvals.NAME.fullmatch(name):
         raise GateError("a promotion needs the name of the person who approves it, 2 to 80 characters; nothing moved")
+    return name
+
+
+def check_listed(params: Params, approver: str) -> str:
+    """`check_approver`, and SignatureError for a name that params.yaml does not list, where it must."""
+    name = check_approver(approver)
+    if params.approvers or params.scale != "embedded":
+        approvals.approvers(params, name)
     return name
 
 

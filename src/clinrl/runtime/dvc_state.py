@@ -57,6 +57,7 @@ def fence(project: Path | None = None) -> None:
         return
     _mend(root)
     if (root / RUNS).exists():
+        _make([root / TMP])  # or the lock would make it open to others, as the umask says
         with suppress(OSError), locked(root / AT_WORK, waits=False) as is_alone:
             if is_alone:  # a DVC at work may be writing there, and would fail; it emptied the folder when it began
                 shutil.rmtree(root / RUNS, ignore_errors=True)

@@ -95,6 +95,7 @@ class Live:
         except OSError as error:
             self._say("records", f"params.yaml, the keys and the audit log are not read again: {error}")
         for alias in ALIASES:
+            entry = None
             try:
                 entry = self._holder(alias)
                 if entry is None:
@@ -107,6 +108,7 @@ class Live:
                     self._held[alias] = self._opened(entry)
                     self._say(alias, f"{self._model}@{alias} is {entry.name} ({entry.digest[:12]})")
             except (Refused, OSError) as error:
+                self._drop_revoked(alias, entry)
                 kept = f"; {self._held[alias].served.name} goes on" if alias in self._held else ""
                 self._say(alias, f"{self._model}@{alias} is not renewed: {error}{kept}")
             finally:
@@ -189,6 +191,22 @@ class Live:
                 del self._held[alias]
             raise
         self._allowed[alias] = state
+
+    def _drop_revoked(self, alias: str, entry: versions.Entry | None) -> None:
+        """Drop the version that goes on while `entry` cannot be served, if a key that it needs does not count."""
+        held = self._held.get(alias)
+        if held is None or entry is None or held.served.digest == entry.digest:
+            return
+        digest = held.served.digest
+        try:
+            if alias == versions.CHAMPION:
+                audit_log.lines(self.params)
+            if self._intact.get(digest, held) is not None and (known := versions.by_digest(self._model, digest)):
+                self._check_intact(known)
+        except SignatureError:
+            del self._held[alias]
+        except (Refused, OSError):
+            pass  # says nothing about this version
 
     def _check_intact(self, entry: versions.Entry) -> None:
         if entry.digest not in self._intact:

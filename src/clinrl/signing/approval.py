@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
 
 PREDICATE = "https://clinrl.dev/approval/v1"
+NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{2,80}")
+"""An approver's name as it goes into tags and the audit log."""
 MAX_TOKEN = 120
 """Characters of a token; a signature has 92 to 96."""
 

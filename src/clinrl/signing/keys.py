@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import clinrl_loader
 from clinrl.artifacts import write_text
-from clinrl.errors import SignatureError, echo
+from clinrl.errors import Refused, SignatureError, echo
 from clinrl.types import Strict
 from clinrl_loader import KIND
 
@@ -119,6 +119,9 @@ def init() -> Key:
         publish(elsewhere.key)
         return elsewhere.key
     found = make_key()
+    if found is None and not PUBLIC.exists():  # a kill came between the two files
+        found = _of_file(PRIVATE)
+        publish(found.key)
     if found is None:
         raise SignatureError(f"{PRIVATE} exists and is not overwritten; what it signed would count no longer")
     return found.key
@@ -144,7 +147,7 @@ def make_key() -> Signer | None:
         text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         found = _signer_of(private)
         write_text(PRIVATE, text.decode(), 0o600)
-        write_text(PUBLIC, f"{found.key.line}\n", 0o644)  # after a kill before this, `signer` does it
+        write_text(PUBLIC, f"{found.key.line}\n", 0o644)  # after a kill before this, `init` does it
         return found
 
 
@@ -311,8 +314,8 @@ def _read_public(path: Path) -> Key:
             return parse_key(stream.read(MAX_FILE_BYTES).decode(errors="replace").strip())
     except SignatureError as error:
         raise SignatureError(f"{path}: {error}") from None
-    except OSError as error:
-        raise SignatureError(f"{path} cannot be read ({error.strerror})") from None
+    except OSError as error:  # says nothing about the key, which may count as before
+        raise Refused(f"{path} cannot be read ({error.strerror})") from None
 
 
 @contextmanager

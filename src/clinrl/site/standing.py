@@ -82,10 +82,10 @@ def standing(
     elif decisions:
         state = "passed" if decisions[-1]["promote"] else "refused"
         says = " ".join(f"{reason[:1].upper()}{reason[1:]}." for reason in decisions[-1]["reasons"])
-    elif log.fault:
-        state, says = "unknown", f"What was decided is unknown: {log.fault}."
     elif waiver:
         state, says = "waived", f"Never released: {waiver}"
+    elif log.fault:
+        state, says = "unknown", f"What was decided is unknown: {log.fault}."
     elif broken:
         state, says = "refused", f"No decision was made. Its exam breaks the gate: {'; '.join(broken)}."
     elif not reports:
