@@ -13,11 +13,11 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clinrl.cli.arguments import LAST_PORT, Command, arg, natural, value
+from clinrl.cli.arguments import LAST_PORT, Command, arg, natural
 from clinrl.cli.parser import Parser, add_command
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import Refused, echo, with_exit_code
+from clinrl.errors import ParamsError, Refused, echo, with_exit_code
 from clinrl.pipeline.plan import WHAT, generations
 from clinrl.runtime import child, determinism, dvc_state
 from flows import interpreter, serve, servers
@@ -84,8 +84,8 @@ FLOWS = {
         examples="python -m flows serve --servers\nPREFECT_API_URL=http://127.0.0.1:4200/api python -m flows serve",
         arguments=(
             arg("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too"),
-            value("--prefect-port", natural(1, LAST_PORT), "of Prefect", 4200),
-            value("--mlflow-port", natural(1, LAST_PORT), "of MLflow", 5000),
+            arg("--prefect-port", type=natural(1, LAST_PORT), metavar="PORT", help="with --servers; default: 4200"),
+            arg("--mlflow-port", type=natural(1, LAST_PORT), metavar="PORT", help="with --servers; default: 5000"),
         ),
     ),
 }
@@ -134,18 +134,17 @@ def check(arguments: dict[str, Any]) -> str:
     if "name" in arguments:
         task = params.versions[params.parts(arguments["name"])[0]].task
     elif "what" in arguments:
-        task = params.versions[generations(params, arguments["what"])[0][0]].task
+        if not (groups := generations(params, arguments["what"])):
+            raise ParamsError(f"{arguments['what']} has no version yet, so there is nothing to build")
+        task = params.versions[groups[0][0]].task
         if not servers.is_configured():
             raise Refused("workers poll a Prefect server, and none is configured: set PREFECT_API_URL to theirs")
     elif task := arguments.get("task", ""):
         check_known("params.yaml", task, params.bases, "a task with a base")
     if arguments.get("approver") is not None:
-        from clinrl.release.promotion import check_approver
-        from clinrl.signing.approval import approvers
+        from clinrl.release.promotion import check_listed
 
-        approver = check_approver(arguments["approver"])
-        if params.approvers or params.scale != "embedded":
-            approvers(params, approver)  # refused now, since a training may take days
+        check_listed(params, arguments["approver"])  # refused now, since a training may take days
     return task
 
 

@@ -101,12 +101,15 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
             branches.take_in(branch, stages, f"{name}, made by a worker")
         clone.pull(stages)
         return branches.hand_over(to, name, force=f"--force-with-lease=refs/heads/{to}:{last}")
-    except Refused:
-        sent = clone.git("rev-parse", "HEAD")
+    except Refused as refused:
+        sent, now = clone.git("rev-parse", "HEAD"), last
         with suppress(Refused):
-            if sent not in (before, last) and branches.tip(to) == sent:  # its answer was lost
-                return sent
+            now = branches.tip(to)
+        if sent != last and now == sent:  # its answer was lost
+            return sent
         clone.git("reset", "--quiet", "--hard", before)
+        if now != last:
+            raise Refused(f"another build has changed {to} at the origin; start again when it has ended") from refused
         raise
 
 

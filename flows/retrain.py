@@ -4,10 +4,10 @@
 
 This command works in the checkout. A scheduled run works in a clone, and hands over a branch.
 
-If the task's schedule says `draft: true`, a run that finds everything built and settled analyses the champion's errors
-and drafts the next version from them. A draft that keeps the task's change plan and is ahead of the champion on the
-mine data goes to the gate, whose look at the exam spends some of the error budget. A draft that fails on the way is
-dropped, but its record is kept, so that the next run tries something else. Without budget, no version is drafted.
+If the task's schedule says `draft: true`, a run that finds everything built and settled drafts the next version from
+the champion's errors. A draft within the change plan that is ahead of the champion on the mine data goes to the gate,
+whose look at the exam spends error budget. One that fails is dropped, with its record, so that the next run tries
+something else. Without budget, no version is drafted.
 """
 
 from contextlib import chdir, suppress
@@ -18,6 +18,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from clinrl import paths
+from clinrl.config import change_plan
 from clinrl.config.params import Params, load_params
 from clinrl.errors import Alarmed, ParamsError, Refused
 from clinrl.pipeline import propose as drafts
@@ -111,11 +112,12 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
             pages.show_draft(draft_next(params, task))
         except drafts.NothingToDraft as nothing:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {nothing}")
-        params = load_params()
-        versions = of_task(params, task)
+        versions = of_task(params := load_params(), task)
     else:
         get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
     draft = drafts.find(newest := versions[-1])
+    if draft is not None and not paths.adapter(newest).exists() and (why := change_plan.outside(params, newest, 0)):
+        return drop_draft(draft, why)  # before it trains for hours
     for version in versions:
         try:
             build(params, version)
@@ -132,8 +134,7 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
 
 def draft_next(params: Params, task: str) -> Draft:
     """Draft the next version of a task into params/drafts.yaml, from the present errors of its champion."""
-    champion = drafts.champion(params, task)
-    if champion not in params.mining:
+    if (champion := drafts.champion(params, task)) not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of the champion {champion}; add mining.{champion}")
     steps.bring_up_to_date([*params.data_stages(params.mining[champion].data), f"mine@{champion}"])
     return steps.draft(task)
@@ -178,12 +179,11 @@ def of_task(params: Params, task: str) -> list[str]:
 
 def addresses(params: Params, task: str) -> list[str]:
     """The stages of all versions and full models of a task, and of their error analyses."""
-    versions = of_task(params, task)
-    named = [*versions, *(fold for version in versions for fold in folds(params, version))]
+    named = [one for version in of_task(params, task) for one in (version, *folds(params, version))]
     mines = [name for name in named if name in params.mining]
     data = [stage for name in mines for stage in params.data_stages(params.mining[name].data)]
-    built = (stage for name in named for stage in order(params, name))
-    return [*dict.fromkeys([*built, *data, *(f"mine@{name}" for name in mines)])]
+    stages = [stage for name in named for stage in order(params, name)]
+    return [*dict.fromkeys([*stages, *data, *(f"mine@{name}" for name in mines)])]
 
 
 def unfinished(params: Params, versions: list[str]) -> list[str]:
@@ -194,7 +194,7 @@ def unfinished(params: Params, versions: list[str]) -> list[str]:
     def left(names: list[str], released: list[str]) -> list[str]:
         addresses = dict.fromkeys(address for name in names for address in order(params, name))
         stale = [address for address in addresses if states[address] != "up to date"]
-        stale = stale or [f"register {name}" for name in names if not is_registered(params, name)]
-        return stale or [f"release {name}" for name in released if not outcome(params, name)]
+        new = [f"register {name}" for name in names if not is_registered(params, name)]
+        return stale or new or [f"release {name}" for name in released if not outcome(params, name)]
 
     return left(versions, [newest]) or (left(merges, merges) if is_champion(params, newest) else [])

@@ -19,6 +19,8 @@ from flows import credentials, servers
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
+PORTS = 4200, 5000
+"""Of Prefect and MLflow, where nothing else is asked for."""
 ADDRESSES = """Prefect  {prefect}  (log in with PREFECT_API_AUTH_STRING of {file})
 MLflow   {mlflow}  (log in with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of that file)
 scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set -a; . {file}; set +a"""
@@ -26,7 +28,10 @@ scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set 
 
 def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
     """Serve until a signal comes; returns the exit code. `top` exits after misuse. Raises Refused without a server."""
-    ports = arguments["prefect_port"], arguments["mlflow_port"]
+    given = arguments["prefect_port"], arguments["mlflow_port"]
+    if any(given) and not arguments["servers"]:
+        top.error("--prefect-port and --mlflow-port belong to --servers, which is missing")
+    ports = given[0] or PORTS[0], given[1] or PORTS[1]
     if ports[0] == ports[1]:
         top.error(f"--prefect-port and --mlflow-port are both {ports[0]}; each needs its own")
     signal.signal(signal.SIGTERM, signal.default_int_handler)

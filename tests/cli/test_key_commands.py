@@ -82,3 +82,8 @@ def test_approve_prints_a_token_alone(checkout: Path, capsys: pytest.CaptureFixt
     assert said.out == approval.token(digest, "Ada", keys.signer("full")) + "\n"
     assert "as Ada" in said.err
     assert cli.main(["approve", "esi-v49", "--as", "Ada"]) == 1
+
+
+def test_a_params_file_that_is_not_there_is_no_project_without_approvers(checkout: Path) -> None:
+    assert cli.main(["keys", "show"]) == 0
+    assert cli.main(["keys", "--params", "typo.yaml", "show"]) == 2

@@ -18,6 +18,7 @@ import clinrl
 from clinrl import paths
 from clinrl.cli import commands
 from clinrl.cli import main as cli
+from clinrl.cli.parser import parser
 from clinrl.data import dataset
 from clinrl.errors import Busy, DataError, TrainingError
 from clinrl.pipeline import plan
@@ -400,3 +401,17 @@ def test_a_fork_whose_server_writes_into_a_file_may_write_into_a_pipe(tmp_path):
             [sys.executable, "-c", STREAMS], stdout=log, stderr=subprocess.PIPE, check=False, cwd=ROOT
         )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["show", "esi-v49", "--mode", "direct", "1"], {"episode": "1", "mode": "direct"}),
+        (["lookup", "esi", "--json", "champion"], {"which": "champion"}),
+        (["compare", "esi-v49", "--json", "esi-v43"], {"other": "esi-v43"}),
+        (["watch", "report", "esi", "--params", "t.yaml"], {"params": Path("t.yaml"), "action": "report"}),
+    ],
+)  # fmt: skip
+def test_an_option_may_stand_anywhere(words, found):
+    given = vars(parser().parse_args(words))
+    assert {name: given.get(name) for name in found} == found

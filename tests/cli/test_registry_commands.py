@@ -260,3 +260,12 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
     assert "--json is for two models" in run("compare", "v1", "--json")[2]  # and this the comparison of one name
     code, _, err = run("lookup", "esi")
     assert (code, err) == (2, "clinrl: WHICH is missing: champion, candidate, previous, a version of esi or a number\n")
+
+
+def test_an_approver_whom_nobody_lists_spends_no_look(project, capsys):
+    text = Path("params.yaml").read_text(encoding="utf-8")
+    listed = f"{text}approvers: {{Grace Hopper: {keys.signer('embedded').key.line}}}\n"
+    Path("params.yaml").write_text(listed, encoding="utf-8")
+    assert main(["promote", "v1", "--approver", "Grace Hoper"]) == 1
+    assert "does not list 'Grace Hoper'" in capsys.readouterr().err
+    assert not paths.audit_log().exists()

@@ -80,7 +80,7 @@ TRAIN = {
         "to params/drafts.yaml. What was tried from this champion before is not tried again; a draft that nobody "
         "trained yet is printed again. Nothing is trained: read the draft, change it if you like, then run `dvc "
         "repro`.",
-        examples="clinrl draft esi\nclinrl draft esi --from esi-v46 --name esi-v47\n"
+        examples="clinrl draft esi\nclinrl draft esi --from esi-v46 --name esi-v53\n"
         "clinrl draft esi --lever data --json",
         runs="cli.registry_commands:draft",
         arguments=(
@@ -116,8 +116,8 @@ EVALUATE = {
         "comparison with its smallest effect of interest, digests of metric, data and recipes, the seeds, and the "
         "power of the exam. `clinrl compare` demands that all of it still holds. Refused once a version of its two "
         "recipes took the exam, unless --retrospective says so; a plan is never overwritten.",
-        examples="clinrl preregister imaging-arms\nclinrl preregister imaging-arms --json\n"
-        "clinrl preregister imaging-arms --retrospective",
+        examples="clinrl preregister COMPARISON\nclinrl preregister COMPARISON --json\n"
+        "clinrl preregister COMPARISON --retrospective",
         runs="pipeline.preregister:stage",
         arguments=(
             name("COMPARISON"),

@@ -28,7 +28,7 @@ def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: s
         rows = [_row(name, key, HERE)]
     else:
         rows = [_row(name, key, HERE) for name, key in ring.keyring().items()]
-        if source.exists():
+        if source.exists() or source != Path("params.yaml"):
             params = load_params(source)
             rows += [_row(name, key, APPROVALS) for name, key in params.approvers.items()]
             rows += [_row(name, key, REBUILDS) for name, key in params.rebuilders.items()]

@@ -35,7 +35,7 @@ RELEASE = {
         help="write the labels that people gave answers in MLflow",
         description="Writes a JSON line for each assessment called `label` that a person added to a trace of TASK: "
         "case, version, mode, label, person and trace, by case. A label that TASK does not have is refused.",
-        examples="clinrl labels esi --out labels.jsonl",
+        examples="clinrl labels esi --out reviewed.jsonl",
         runs="exports.traces:labels",
         arguments=(name("TASK"), arg("--out", type=file, metavar="FILE", required=True, help="the file to write")),
         also="annotations feedback human review",
@@ -186,7 +186,7 @@ RELEASE = {
         "texts, lengths, numbers, answers, disagreement, and the safety metric on labels that came. Exit code 1: there "
         "is an alarm, or nothing was counted here. `labels` validates FILE, JSONL of ids of responses and labels, and "
         "counts the labels of answers that are kept.",
-        examples="clinrl watch report esi\nclinrl watch report esi --json\nclinrl watch labels esi labels.jsonl",
+        examples="clinrl watch report esi\nclinrl watch report esi --json\nclinrl watch labels esi outcomes.jsonl",
         runs="cli.watch_command:watch",
         actions={
             "report": ("say how champion and candidate stand", (MODEL, JSON)),
@@ -309,7 +309,7 @@ INSPECT = {
         runs="pipeline.verify:stage",
         arguments=(
             arg("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK"),
-            arg("--hash-seed", type=natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild"),
+            arg("--hash-seed", type=natural(0, 2**32 - 1), metavar="N", help="PYTHONHASHSEED of the rebuild"),
             arg("--threads", type=natural(1), metavar="N", help="processors for the rebuild"),
             arg("--keep", action="store_true", help="keep the worktree for inspection"),
             arg("--attest", action="store_true", help="if all are equal, sign that into data/attestations"),

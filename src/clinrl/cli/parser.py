@@ -55,6 +55,14 @@ class Parser(argparse.ArgumentParser):
                 message += f"; {self._allowed(action.choices)}"
         super().error(message)
 
+    def _match_arguments_partial(self, actions: Any, arg_strings_pattern: str) -> list[int]:
+        """Leave an optional positional before an option to what follows the option, as later Pythons do."""
+        counts: list[int] = super()._match_arguments_partial(actions, arg_strings_pattern)
+        if arg_strings_pattern[(end := sum(counts)) : end + 1] == "O":
+            while counts and not counts[-1]:
+                counts.pop()
+        return counts
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does, but end with a usage error for unrecognized arguments, with the nearest option."""
         found, rest = super().parse_known_args(args, namespace)
@@ -103,7 +111,9 @@ def add_command(commands: Any, name: str, command: Command, **settings: Any) -> 
     if command.actions:
         actions = subparser.add_subparsers(dest="action", metavar="ACTION", required=True)
         for action, (does, arguments) in command.actions.items():
-            _add(actions.add_parser(action, help=does, description=does), arguments)
+            _add(
+                actions.add_parser(action, help=does, description=does, parents=settings.get("parents", ())), arguments
+            )
 
 
 def complete(shell: str) -> None:

@@ -76,7 +76,7 @@ def decide(params: Params, name: str, *, as_json: bool = False) -> int:
 
 def promote(params: Params, name: str, *, approver: str, token: str | None = None) -> None:
     """Decide on a version, promote it if it may be, and print its row."""
-    approver = promotion.check_approver(approver)
+    approver = promotion.check_listed(params, approver)  # refused before a decision, which spends a look
     entry = promotion.settle(params, name)  # completes a promotion that a kill interrupted
     if entry is None:
         decision = decisions.decide(params, name)
@@ -112,7 +112,7 @@ def rollback(
     if gone and full and full.tags.get("parent_digest") == gone.digest:
         echo(
             f"{full.name}, the full model of {gone.name}, is still the champion of {full.model}; "
-            f"`clinrl rollback {full.model}` is for that"
+            f"`clinrl rollback {full.model} --approver NAME` is for that"
         )
 
 
