@@ -47,10 +47,14 @@ def test_the_committed_report_is_about_the_plan_and_keeps_its_promise():
     mined = PARAMS.mining["esi-v49"].data  # of the version that drafts descend from
     assert GIVEN.cases == PARAMS.datasets[PLAN.changes.exam].cases
     assert GIVEN.mine == PARAMS.datasets[mined].cases
-    for study in range(4):
+    worlds = [World.model_validate(study["world"]) for study in REPORT["studies"]]
+    same = {"discordance": 0.05, "lopsided": False, "cases": 800}
+    assert {str(world.model_copy(update=same)) for world in worlds} == {str(GIVEN.model_copy(update=same))}
+    assert [world.lopsided for world in worlds] == [study == LOPSIDED for study in range(4)]
+    assert (GIVEN.lives, GIVEN.weeks) == (1000, 52)
+    for study in range(len(worlds)):
         rows = committed(study)
         assert rows.keys() == SCENARIOS.keys()
-        assert (GIVEN.lives, GIVEN.weeks) == (1000, 52)
         assert max(max(row.useless.value, row.worse.value) for row in rows.values()) <= 0.05
     assert committed()[ONCE].better.low >= 0.70
     assert committed()[UNTIL].better.low >= 0.70

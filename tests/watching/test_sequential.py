@@ -1,5 +1,6 @@
 """The sequential test: how often it errs when it is looked at all the time, and how soon it sees what there is."""
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -95,3 +96,12 @@ def test_the_documentation_says_how_often_and_how_soon_harm_is_seen(share: float
     row = f"| {100 * numpy.isfinite(first).mean():.1f}% | {half} |".replace("|  |", "| |")
     page = (Path(__file__).parents[2] / "docs/watching.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| {100 * share:g}%[^|]*{re.escape(row)}$", page, re.MULTILINE), row
+
+
+def test_the_evidence_is_worth_one_on_average_whatever_the_days() -> None:
+    """Over all outcomes of ten days with one request at the limit, each with its probability: a bet, not a gift."""
+    limit, days = 0.3, 10
+    drawn = numpy.array(list(itertools.product((0, 1), repeat=days)))
+    chance = limit ** drawn.sum(1) * (1 - limit) ** (days - drawn.sum(1))
+    logs = evidence(drawn, numpy.ones_like(drawn), numpy.full(len(drawn), limit))
+    assert 0.5 < (chance * numpy.exp(logs)).sum() <= 1 + 1e-9

@@ -257,7 +257,7 @@ def primary_tests(
         rows = {entry.name: entry for entry in entries[mode]}
         sides = [_metric(task, plan.measure, golds, rows[name].answers, clusters) for name in (plan.first, plan.second)]
         mine, theirs = (runs for runs in sides if runs is not None)  # a plan's measure counts cases of its exam
-        test = average_difference(mine, theirs, is_share=True)
+        test = average_difference(mine, theirs, is_share=True, level=1 - plan.alpha)
         first, second = (
             Estimate(**_figure(task, plan.measure, golds, rows[name], runs, clusters).model_dump(exclude={"seeds"}))
             for name, runs in ((plan.first, mine), (plan.second, theirs))

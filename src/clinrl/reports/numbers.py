@@ -37,7 +37,9 @@ def points(difference: Estimate) -> str:
 
 
 def p_value(p: float) -> str:
-    """A p value to three digits."""
+    """A p value to three digits; to four where three would show the usual limit of 0.05 in place of it."""
+    if 0.0495 <= p < 0.0505 and p != 0.05:
+        return f"{p:.4f}"
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 

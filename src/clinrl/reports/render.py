@@ -106,8 +106,8 @@ def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
     """The JSON of a report on a task, with the keys of each mapping in the order of pages.
 
     Reports are written with sorted keys. Pages have the order in which params.yaml names modes, and the task its
-    metrics, input variants, levels and labels; any other key comes after these. Raises FileNotFoundError, and
-    ArtefactError for a file that was cut short or edited into something else.
+    metrics, input variants, levels and labels; any other key comes after these. Raises ArtefactError for a file that
+    is not there, was cut short, or was edited into something else.
     """
     modes = list(modes)
     pairs = [f"{first}_{second}" for first, second in combinations(modes, 2)]
@@ -120,6 +120,8 @@ def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
     places = {name: place for place, name in reversed(list(enumerate(names)))}
     try:
         return _arranged(json.loads(path.read_bytes()), places)
+    except FileNotFoundError:
+        raise ArtefactError(f"{path} is not here; restore it with `git checkout {path}`, or examine anew") from None
     except ValueError:
         raise ArtefactError(f"{path} is no report; restore it with `git checkout {path}`") from None
 

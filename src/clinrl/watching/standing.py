@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, Context
 from typing import Any, NamedTuple
 
 from clinrl.analysis.exam import UNREADABLE, column
@@ -21,6 +22,7 @@ from clinrl.watching.sequential import evidence, least
 DRIFT, SAFETY = "drift", "safety"
 """Kinds of alarms."""
 ALARM = "alarm"
+ROUNDED_UP = Context(prec=4, rounding=ROUND_CEILING)
 """The feature that counts notes about alarms, such as that one had its consequence."""
 
 
@@ -220,7 +222,8 @@ def _sums(some: Counts) -> Counter[str]:
 
 
 def _p(log_evidence: float) -> float:
-    return _short(math.exp(-max(0.0, log_evidence)))
+    """p to four digits, rounded up: what is above a limit stays above it."""
+    return float(ROUNDED_UP.create_decimal(math.exp(-max(0.0, log_evidence))))
 
 
 def _short(number: float) -> float:
