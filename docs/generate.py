@@ -8,9 +8,10 @@ import ast
 import inspect
 import json
 import re
+import sys
 import textwrap
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, Union, get_args, get_origin
@@ -22,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from clinrl.analysis.compared import ALL, Compared, Section
+from clinrl.cli.arguments import Command
 from clinrl.cli.commands import GROUPS
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
@@ -32,6 +34,9 @@ from clinrl.signing.keys import Key
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from flows import __main__ as flows  # noqa: E402
+
 SCALARS = {int: "whole number", float: "number", str: "text", Key: "text"}
 SCALARS |= {bool: "true or false", type(None): "null", Any: "anything"}
 EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
@@ -145,30 +150,31 @@ def sentence(text: str) -> str:
 
 def commands() -> str:
     """The page about the command line: what `--help` says of each command."""
-    (parsers,) = (action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     return page(
         "commands",
-        groups={
-            group: {
-                name: {
-                    "help": command.help,
-                    "about": textwrap.fill(sentence(command.description), 118, break_long_words=False),
-                    "arguments": arguments(parsers[name]),
-                    "actions": {
-                        action: (does, arguments(words))
-                        for one in parsers[name]._actions
-                        if isinstance(one, argparse._SubParsersAction)
-                        for (action, words), (does, _) in zip(
-                            one.choices.items(), command.actions.values(), strict=True
-                        )
-                    },
-                    "examples": command.examples,
-                }
-                for name, command in members.items()
-            }
-            for group, members in GROUPS.items()
-        },
+        groups={group: described(parser(), members) for group, members in GROUPS.items()},
+        flows=described(flows.parser(), flows.FLOWS),
     )
+
+
+def described(top: argparse.ArgumentParser, commands: Mapping[str, Command]) -> dict[str, dict[str, Any]]:
+    """What the page about the command line says of each command of a parser."""
+    (parsers,) = (action.choices for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    return {
+        name: {
+            "help": command.help,
+            "about": textwrap.fill(sentence(command.description), 118, break_long_words=False),
+            "arguments": arguments(parsers[name]),
+            "actions": {
+                action: (does, arguments(words))
+                for one in parsers[name]._actions
+                if isinstance(one, argparse._SubParsersAction)
+                for (action, words), (does, _) in zip(one.choices.items(), command.actions.values(), strict=True)
+            },
+            "examples": command.examples,
+        }
+        for name, command in commands.items()
+    }
 
 
 def arguments(words: argparse.ArgumentParser) -> list[list[str]]:
@@ -185,7 +191,7 @@ def word(action: argparse.Action) -> str:
     if action.nargs == 0:
         return ""
     metavar = action.metavar if isinstance(action.metavar, str) else action.dest
-    return f"[{metavar}]" if action.nargs == "?" else metavar
+    return {"?": f"[{metavar}]", "*": f"[{metavar} ...]"}.get(str(action.nargs), metavar)
 
 
 def lineage(new_figure: type[Any], task: str = "esi") -> Any:
