@@ -103,7 +103,7 @@ def test_every_stage_that_is_quoted_exists(page: Path) -> None:
 def test_every_option_that_is_quoted_exists(page: Path) -> None:
     for line in quoted(page.read_text(encoding="utf-8")):
         for program, commands in PROGRAMS.items():
-            for name, rest in re.findall(rf"(?<![\w./-]){program} ([a-z]+)((?: [^|;&$`]*)?)", line):
+            for name, rest in re.findall(rf"(?<![\w./-]){program} ([a-z]+(?:-[a-z]+)*)((?: [^|;&$`]*)?)", line):
                 if name in commands:
                     allowed = commands[name]._option_string_actions
                     assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= set(allowed), line
