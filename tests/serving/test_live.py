@@ -36,6 +36,13 @@ CANDIDATE = "esi@candidate"
 DIRECT = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
 
 
+def raises(error: Exception) -> Any:
+    def call(*_: Any) -> None:
+        raise error
+
+    return call
+
+
 def point(name: str) -> None:
     versions.point("esi", "candidate", versions.find("esi", name))
 
@@ -332,6 +339,24 @@ def test_a_candidate_that_is_refused_while_it_serves_loses_its_name(project: Any
     point("v1")
     live.renew()
     assert live.names[CANDIDATE].served.name == "v1"
+    live.end()
+
+
+@pytest.mark.long
+def test_a_candidate_that_goes_on_in_place_of_another_loses_its_name_when_it_is_refused(
+    project: Any, monkeypatch: Any
+) -> None:
+    live = Live(project, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    with monkeypatch.context() as patch:
+        patch.setattr(live._backend, "open", raises(RegistryError("no memory")))
+        point("v1")
+        live.renew()
+        assert live.names[CANDIDATE].served.name == "v2"
+        with connect() as client:
+            client.set_model_version_tag("esi", str(versions.find("esi", "v2").number), versions.GATE, versions.REFUSED)
+        live.renew()
+    assert CANDIDATE not in live.names
     live.end()
 
 

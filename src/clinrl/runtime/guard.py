@@ -196,10 +196,12 @@ def _gives(scheme: str, secret: str, authorization: str) -> bool:
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
-    """The whole body, or None as soon as it is longer than `most` bytes."""
+    """The whole body, or None as soon as it is longer than `most` bytes, or its client has left."""
     chunks, size = [], 0
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         if size > most:

@@ -156,7 +156,9 @@ class Local:
                 return self._todo.popleft()  # type: ignore[return-value]  # it is the first
             if len(self._todo) == 1:
                 self._changed.wait(WINDOW_S)
-            batch = [one for one in self._todo if isinstance(one, Job) and one.can_join(first)][: self._rows]
+            same = [one for one in self._todo if isinstance(one, Job) and one.can_join(first)]
+            given_up = [job for job in same if job.is_dropped]  # they take no place of those who wait
+            batch = given_up + [job for job in same if job not in given_up][: self._rows]
             for job in batch:
                 self._todo.remove(job)
             return batch

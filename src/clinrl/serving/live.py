@@ -107,6 +107,7 @@ class Live:
                 if not is_held and may_try:
                     self._held[alias] = self._opened(entry)
                     self._say(alias, f"{self._model}@{alias} is {entry.name} ({entry.digest[:12]})")
+                self._drop_revoked(alias, entry)  # while it waits for its next try
             except (Refused, OSError) as error:
                 self._drop_revoked(alias, entry)
                 kept = f"; {self._held[alias].served.name} goes on" if alias in self._held else ""
@@ -193,17 +194,22 @@ class Live:
         self._allowed[alias] = state
 
     def _drop_revoked(self, alias: str, entry: versions.Entry | None) -> None:
-        """Drop the version that goes on while `entry` cannot be served, if a key that it needs does not count."""
+        """Drop the version that goes on while `entry` cannot be served, if it was refused or a key does not count."""
         held = self._held.get(alias)
         if held is None or entry is None or held.served.digest == entry.digest:
             return
         digest = held.served.digest
         try:
+            known = versions.by_digest(self._model, digest)
             if alias == versions.CHAMPION:
                 audit_log.lines(self.params)
-            if self._intact.get(digest, held) is not None and (known := versions.by_digest(self._model, digest)):
+            elif known is not None:
+                check_servable(self.params, known, alias, self._lines)
+            if known is not None:
                 self._check_intact(known)
-        except SignatureError:
+            elif digest not in self._intact:  # the keys changed, and nobody can say whether they still are its own
+                del self._held[alias]
+        except (GateError, SignatureError):
             del self._held[alias]
         except (Refused, OSError):
             pass  # says nothing about this version

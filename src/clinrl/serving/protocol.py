@@ -35,6 +35,9 @@ class Text(RequestPart):
 class Turn(RequestPart):
     role: Literal["system", "user", "assistant"]
     content: str | list[Text]
+    refusal: None = None
+    reasoning: str | None = None
+    """As in an answer that comes back as history; a prompt has content alone, as in training."""
 
     @property
     def message(self) -> Message:

@@ -252,7 +252,10 @@ def _card(name: str, version: Version) -> dict[str, Any]:
 
 async def _no_route(_: Request, found: Exception) -> Response:
     assert isinstance(found, HTTPException)
-    return refused(found.status_code, "there is no such route; there are /v1/chat/completions, /v1/models and /health")
+    routes = "there is no such route; there are /v1/chat/completions, /v1/models and /health"
+    answer = refused(found.status_code, routes if found.status_code == 404 else "this route takes another method")
+    answer.headers.update(found.headers or {})
+    return answer
 
 
 async def _refused(_: Request, refusal: Exception) -> Response:
