@@ -106,9 +106,10 @@ except OSError as error:
 
 # Copies a folder, or what begins with an address in a bucket. FROM TO
 copy() {
+    [[ $1 == s3://* || -d $1 ]] || return 0  # a bucket that was empty left no folder
     if [[ $1$2 == *s3://* ]]; then
         aws s3 sync --only-show-errors "$1" "$2"
-    elif [[ -d $1 ]]; then
+    else
         copy_whole "$1" "$2"
     fi
 }

@@ -23,16 +23,16 @@ FOLDER = "CLINRL_CLONES"
 """The variable with the folder of clones, by default .clinrl/clones of the checkout."""
 AUTHOR = {"NAME": "clinrl", "EMAIL": "clinrl@localhost"}
 """The author of commits in clones; a person merges them."""
-OWN = (Path(".dvc/config.local"), Path("machine.yaml"))
-"""Files about a machine that git does not have: in the checkout, or in the folder of its clones."""
+OWN = (Path(".dvc/config.local"), Path("machine.yaml"))  # not in git: of the checkout, or of the folder of its clones
 SHARED = (keys.FOLDER, statements.FOLDER, paths.champions())
 """The folders that a clone shares with the checkout, so that they count in both: keys, signed statements, and the
 answers of champions with the lock under which an alias moves."""
 
-OVERRULED = """commit.gpgSign=false core.excludesFile=/dev/null core.hooksPath=/dev/null core.quotePath=false
-diff.orderFile=/dev/null gc.autoDetach=false log.showSignature=false merge.ff=true merge.verifySignatures=false
-push.gpgSign=false status.showUntrackedFiles=normal"""
-"""Settings in place of a person's own, which could sign commits, run hooks, hide new files or refuse to merge."""
+OVERRULED = """commit.gpgSign=false core.excludesFile=/dev/null core.fsmonitor=false core.hooksPath=/dev/null
+core.quotePath=false diff.orderFile=/dev/null diff.relative=false gc.autoDetach=false http.lowSpeedLimit=1
+http.lowSpeedTime=120 log.showSignature=false merge.ff=true merge.verifySignatures=false push.gpgSign=false
+status.showUntrackedFiles=normal"""
+"""Settings in place of a person's own, which could sign, run hooks, hide files, refuse to merge or wait for ever."""
 GIT = ("git", *(word for setting in OVERRULED.split() for word in ("-c", setting)))
 OURS = "checkout"
 """The DVC remote of a clone whose project has none: the cache of the checkout."""

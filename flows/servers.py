@@ -165,7 +165,8 @@ def _start(name: str, listening: socket.socket, settings: dict[str, str]) -> "su
     credentials.private_folder()
     for old in credentials.FOLDER.glob("*.log"):
         with suppress(FileNotFoundError):  # another process deletes logs too
-            if time.time() - old.stat().st_mtime > LOGS_S:
+            is_written = Path(f"/proc/{old.stem.rpartition('-')[2]}").exists()  # named after the process that began it
+            if time.time() - old.stat().st_mtime > LOGS_S and not is_written:
                 old.unlink()
     with _log(name).open("w") as log:
         about = {"stdout": log, "stderr": log, "env": os.environ | settings, "pass_fds": [listening.fileno()]}

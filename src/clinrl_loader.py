@@ -257,7 +257,9 @@ def trusted() -> dict[str, str]:
             raise Untrusted(f"{place} is somebody else's, so no key in it counts; name your keys in {TRUSTED}")
     for place in {file.parent for file in files if named}:  # of a sticky folder nobody else replaces a file
         if place.stat().st_mode & 0o022 and not place.stat().st_mode & stat.S_ISVTX:
-            raise Untrusted(f"others may replace a key in {place}, so none counts; keep it in a folder of your own")
+            raise Untrusted(
+                f"others may replace a key in {place}, so none in it counts; keep it in a folder of your own"
+            )
     if named and not files:
         raise Untrusted(f"{TRUSTED} names no file .pub, so nobody's signature counts")
     if not files and os.path.lexists(KEYS):

@@ -107,7 +107,7 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
                 for messages in turns for turn in messages} == {(None, True)}  # fmt: skip
     page = paths.mine_report("v1").with_suffix(".md").read_text()
     assert "Research only, imported cases." in page
-    assert "Narrative and answer are withheld" in page
+    assert "None is shown: the cases are imported" in page
     assert "synthetic" not in (paths.report("v1") / "report.md").read_text()
 
     build.stage(params)

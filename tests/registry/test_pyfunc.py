@@ -535,8 +535,12 @@ def test_a_folder_of_keys_into_which_others_may_write_does_not_count(tmp_path, m
         clinrl_loader.trusted()
 
 
-@pytest.mark.parametrize(("place", "mode"), [("named/ours.pub", 0o664), ("named", 0o770)])
-def test_a_key_that_is_named_by_its_file_counts_only_where_others_may_not_write(tmp_path, monkeypatch, place, mode):
+@pytest.mark.parametrize(
+    ("place", "mode", "says"), [("named/ours.pub", 0o664, "write into"), ("named", 0o770, "replace a key in")]
+)
+def test_a_key_that_is_named_by_its_file_counts_only_where_others_may_not_write(
+    tmp_path, monkeypatch, place, mode, says
+):
     monkeypatch.chdir(tmp_path)
     key = keys.signer("embedded").key
     Path("named").mkdir(mode=0o700)
@@ -544,7 +548,7 @@ def test_a_key_that_is_named_by_its_file_counts_only_where_others_may_not_write(
     monkeypatch.setenv("CLINRL_TRUSTED_KEYS", "named/ours.pub")
     assert set(clinrl_loader.trusted().values()) == {key.line}
     Path(place).chmod(mode)
-    with pytest.raises(Untrusted, match=f"others may write into {place}, so no key in it counts"):
+    with pytest.raises(Untrusted, match=f"others may {says} {place}, so no"):
         clinrl_loader.trusted()
 
 

@@ -10,7 +10,7 @@ from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import digest
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import check_here, load_answers, open_run, run_of
-from clinrl.evaluation.evaluate import answer_exam, reports_of, responses_of
+from clinrl.evaluation.evaluate import answer_exam, check_apart, reports_of, responses_of
 from clinrl.intervals import Paired
 from clinrl.models.bases import made_of
 from clinrl.models.judges import Judges
@@ -28,8 +28,9 @@ def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | 
     """Let a model answer its exam, or the given cases, and return the report of each mode. Writes nothing.
 
     `model` is a version, a merge or `<task>-base`, or one of the registry, whose adapter must be in this checkout. The
-    training cases are not read, so the reports have no rows that learn from them. Raises ParamsError for an unknown
-    name, ArtefactError if an input is missing or altered, or differs from the model in the registry.
+    training cases are not read, so the reports have no rows that learn from them, and none of the parent and no tests
+    against it. Raises ParamsError for an unknown name, ArtefactError if an input is missing or altered, or differs from
+    the model in the registry, and DataError for cases of patients that the model was trained on.
     """
     chosen = params.model(_name(model))
     digests = made_of(chosen.task, chosen.folder)
@@ -41,6 +42,7 @@ def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | 
         run = open_run(params, chosen)
     else:
         run = run_of(params, replace(chosen, exam=GIVEN), cases, digest([case.id for case in cases]))
+    check_apart(params, run.model, run.cases)
     judges = Judges(paths.base(run.task.name))
     run = answer_exam(params, replace(run, adapter_digest=digests["adapter"]), judges)
     return reports_of(run, [], {}, responses_of(run, judges))

@@ -192,14 +192,15 @@ class Champion:
 def load_champion(model: str) -> Champion:
     """The champion of a task, or of `<task>-merged`, loaded from the registry.
 
-    Raises RegistryError if there is no champion or the registry does not answer, and clinrl_loader.Untrusted if one of
-    its files is not as it was signed.
+    Raises RegistryError if there is no champion or the registry does not answer, clinrl_loader.Untrusted if one of its
+    files is not as it was signed, and ArtefactError if this code does not answer as that of the model did.
     """
     entry = holder(model, CHAMPION)
     if entry is None:
         raise RegistryError(f"the registered model {format_value(model)} has no champion; `clinrl promote` makes one")
-    with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
-        folder = _folder(client, entry, Path(scratch))
+    with TemporaryDirectory(prefix="clinrl-") as scratch:
+        with connect() as client:
+            folder = _folder(client, entry, Path(scratch))
         loaded = clinrl_loader.load(str(folder), digest=entry.digest)
     return Champion(name=entry.name, number=entry.number, digest=entry.digest, model=loaded)
 

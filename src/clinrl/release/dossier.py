@@ -44,7 +44,7 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
     """Write the dossier of a version, or with `check` compare the existing one with its artefacts.
 
     Returns 1, with a line on stderr, if a file that the dossier calls "not here" went unchecked, else 0. Raises
-    ParamsError for a folder that holds anything but a dossier of this version, and ArtefactError where two artefacts
+    ParamsError for an `out` that holds anything but a dossier of this version, and ArtefactError where two artefacts
     state a number differently, where one is not what dvc.lock records, and with `check` for the first number that has
     changed, with file, key and both values.
     """

@@ -194,7 +194,7 @@ def readable(rows: Iterable[Row], read: Callable[[Fields], _Read]) -> Iterator[_
 
 
 def claims(rows: Iterable[Row], read: Callable[[Fields], Iterable[tuple[Any, Any]]]) -> Iterator[tuple[Any, Any]]:
-    """What each row says of the label of something. A row that is refused for its label gives one of its own."""
+    """What each row says of the label of something; a row whose refusal is about something gives it one of its own."""
     for _, row in rows:
         try:
             yield from read(fields_of(row))

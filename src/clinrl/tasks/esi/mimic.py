@@ -21,7 +21,6 @@ from clinrl.tasks.importing import (
     Source,
     Taken,
     Unclear,
-    claims,
     clean,
     find_contested,
     pseudonym,
@@ -107,7 +106,7 @@ def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Inta
     def stay_and_level(row: Fields) -> tuple[str, int]:
         return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
-    disputed = find_contested(claims(triage.rows(), lambda row: [stay_and_level(row)]))
+    disputed = find_contested(readable(triage.rows(), stay_and_level))
 
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id = measured.identifier(row["stay_id"], "stay_id")

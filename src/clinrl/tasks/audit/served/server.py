@@ -1,7 +1,8 @@
 """The audit environment behind OpenEnv's server.
 
-An episode is over when the audit is submitted, when the limit of calls is reached, or when the auditor says that there
-are no more calls. Only then is it scored, by the function that scores every other transcript.
+An episode is over when the audit is submitted, when the limit of calls is reached, when more calls than that could not
+be made, or when the auditor says that there are no more. Only then is it scored, by the function that scores every
+other transcript.
 """
 
 from typing import Any, Final
