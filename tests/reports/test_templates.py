@@ -10,7 +10,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from clinrl.reports import model_card, numbers
-from clinrl.reports.render import each, fenced, head, quoted, render, row, table
+from clinrl.reports.render import each, fenced, head, left_out, quoted, render, row, table
 from clinrl.types import Estimate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,3 +122,14 @@ def test_an_interval_of_no_width_is_none_on_a_page():
     assert [numbers.percent(flat), numbers.decimal(flat)] == ["100.0%, no interval", "1.000, no interval"]
     assert numbers.counted(flat, 100) == "1.000, no interval, n 140"
     assert [numbers.percent(wide), numbers.decimal(wide)] == ["100.0% [90.0, 100.0]", "1.000 [0.900, 1.000]"]
+
+
+def test_a_p_value_is_never_shown_as_the_limit_that_it_misses():
+    assert [numbers.p_value(p) for p in (0.05, 0.0502, 0.04996, 0.0499999, 0.2, 0.0004)] == [
+        "0.050", "0.0502", "0.04996", "0.0499999", "0.200", "< 0.001",
+    ]  # fmt: skip
+
+
+def test_what_leaves_unreadable_answers_out_is_named():
+    assert left_out("esi", ["exact", "kappa"]) == "; kappa leaves it out"
+    assert left_out("imaging", ["exact", "macro_f1"]) == ""

@@ -37,10 +37,9 @@ def points(difference: Estimate) -> str:
 
 
 def p_value(p: float) -> str:
-    """A p value to three digits; to four where three would show the usual limit of 0.05 in place of it."""
-    if 0.0495 <= p < 0.0505 and p != 0.05:
-        return f"{p:.4f}"
-    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+    """A p value to three digits, or to as many as tell it from the usual limit of 0.05."""
+    digits = next((digits for digits in range(3, 9) if float(f"{p:.{digits}f}") != 0.05), 3)
+    return f"{p:.{digits}f}" if p >= 0.001 else "< 0.001"
 
 
 def p_is(p: float) -> str:

@@ -154,5 +154,13 @@ def environment(folder: Path) -> "Environment":
         "get_task": get_task, "results": results, "product": product,
         "percent": numbers.percent, "decimal": numbers.decimal, "plain": numbers.plain, "metrics": numbers.metrics,
         "figure": numbers.figure, "figures": numbers.figures, "with_n": numbers.with_n, "present": numbers.present,
+        "left_out": left_out,
     }  # fmt: skip
     return environment
+
+
+def left_out(task: str, names: Iterable[str]) -> str:
+    """The end of a sentence about unreadable answers: the metrics among `names` that do not count them."""
+    metrics = get_task(task).metrics
+    found = [name.replace("_", " ") for name in names if getattr(metrics.get(name), "readable_only", False)]
+    return f"; {', '.join(found)} leave{'s' if len(found) == 1 else ''} it out" if found else ""

@@ -22,8 +22,8 @@ from clinrl.watching.sequential import evidence, least
 DRIFT, SAFETY = "drift", "safety"
 """Kinds of alarms."""
 ALARM = "alarm"
-ROUNDED_UP = Context(prec=4, rounding=ROUND_CEILING)
 """The feature that counts notes about alarms, such as that one had its consequence."""
+ROUNDED_UP = Context(prec=4, rounding=ROUND_CEILING)
 
 
 class Finding(Strict):
