@@ -268,7 +268,9 @@ def test_servers_that_start_at_once_make_one_database(empty: Path) -> None:
 
 @pytest.mark.long
 def test_old_logs_of_servers_are_swept(project: Path) -> None:
-    for name, age_s in (("prefect-1.log", servers.LOGS_S + 60), ("prefect-2.log", 60.0)):
+    """Not those of a process that still writes, whose server may be quiet for long."""
+    gone, old = 99_999_999, servers.LOGS_S + 60
+    for name, age_s in ((f"prefect-{gone}.log", old), (f"mlflow-{gone}.log", 60.0), ("mlflow-1.log", old)):
         log = project / ".clinrl/servers" / name
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
@@ -276,6 +278,7 @@ def test_old_logs_of_servers_are_swept(project: Path) -> None:
     with listen("127.0.0.1", 0) as listening:
         child.end(servers._start("prefect", listening, {}), grace_s=0)  # it need not have started
     assert {log.name for log in (project / ".clinrl/servers").glob("*.log")} == {
-        "prefect-2.log",
+        f"mlflow-{gone}.log",
+        "mlflow-1.log",
         f"prefect-{os.getpid()}.log",
     }
