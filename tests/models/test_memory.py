@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from clinrl.artifacts import seal, write_text
 from clinrl.errors import ArtefactError, OutOfMemory
 from clinrl.models import memory, opening
 from clinrl.models.judges import Judges
@@ -77,6 +78,8 @@ def test_a_judge_is_a_place(tmp_path: Any) -> None:
     def full(_: Any) -> Any:
         raise torch.OutOfMemoryError(TEXT)
 
+    write_text(tmp_path / "config.json", "{}")
+    seal(tmp_path, kind="base", name="esi", task="esi", task_version=2, spec={}, inputs={})
     judges = Judges(tmp_path)
     judges._models["judge"] = full
     with pytest.raises(OutOfMemory, match=r"out of memory in the judge \(2.50 GiB"):

@@ -11,18 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.artifacts import (
-    MANIFEST,
-    digest,
-    digests,
-    exclusive,
-    identity,
-    read_manifest,
-    seal,
-    staged,
-    verified,
-    write_json,
-)
+from clinrl.artifacts import digest, digests, exclusive, identity, read_manifest, seal, staged, verified, write_json
 from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError
 from clinrl.models import hub, memory, opening
@@ -205,8 +194,7 @@ def reference(folder: Path) -> dict[str, Any]:
 
 def scale_of(folder: Path) -> Scale:
     """The scale at which a base folder, or a merged model, was built."""
-    is_merged_there = (folder / MANIFEST).exists() and read_manifest(folder).spec.get("scale") == "full"
-    return "full" if reference(folder) or is_merged_there else "embedded"
+    return "full" if reference(folder) or read_manifest(folder).spec.get("scale") == "full" else "embedded"
 
 
 def locate(named: dict[str, Any], by: Path) -> Path:
