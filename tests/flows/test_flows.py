@@ -119,6 +119,7 @@ def promoted(version: str, approver: str = "Ada Lovelace") -> None:
     examined.promote(load_params(), version, approver, decision)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("done", [pytest.param((), marks=pytest.mark.slow), ("probe", "train")])
 def test_a_version_is_built_registered_and_shown(
     project: Path, monkeypatch: pytest.MonkeyPatch, done: tuple[str, ...]

@@ -602,6 +602,7 @@ def sown(record: dict) -> dict:
     }
 
 
+@pytest.mark.long
 def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, [sown(record) for record in synthetic.records(60, 1)])

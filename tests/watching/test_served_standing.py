@@ -213,6 +213,7 @@ def test_without_a_label_or_a_gate_there_is_no_safety_alarm() -> None:
     assert safety(without, TASK, labelled(_1_as_3=20), Watch()) == ((), 1.0)
 
 
+@pytest.mark.long
 def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
