@@ -319,6 +319,19 @@ def verified(folder: Path) -> Manifest:
     return manifest
 
 
+def checkpoints_of(manifest: Manifest) -> Path:
+    """The folder in which a training that ends with this manifest keeps its checkpoints."""
+    spec = {
+        **manifest.spec,
+        "version": manifest.name,
+        "task": manifest.task,
+        "task_version": manifest.task_version,
+        "inputs": manifest.inputs,
+    }
+    spec.pop("samplers", None)  # known only at the end of the training
+    return paths.checkpoints(manifest.name, digest(spec))
+
+
 def identity(manifest: Manifest) -> str:
     """The digest by which other artefacts refer to this one."""
     return digest(manifest.model_dump(mode="json"))

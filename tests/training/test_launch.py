@@ -21,6 +21,7 @@ import dolls
 from clinrl import paths
 from clinrl.artifacts import digest, identity, read_manifest, verified, write_json
 from clinrl.config.recipes import Phase
+from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, OutOfMemory, TrainingError
 from clinrl.evaluation import evaluate
@@ -327,6 +328,29 @@ def test_a_finished_training_is_published_where_memory_is_short_now(trained, mon
     monkeypatch.setattr(launch.needs, "check", short)
     launch.stage(PARAMS, "v1")
     assert dolls.files(paths.adapter("v1")) == published
+
+
+def test_what_was_trained_is_published_again_until_it_is_evaluated(project, monkeypatch, capsys):
+    """DVC may die before it has recorded an adapter, and removes the folder before it starts the stage again."""
+    monkeypatch.setenv("DVC_STAGE", "train@v1")
+    with dolls.in_process():
+        launch.stage(PARAMS, "v1")
+    published = dolls.files(paths.adapter("v1"))
+    (folder,) = Path(".clinrl/checkpoints").iterdir()
+    assert {part.name for part in folder.iterdir() if part.is_dir()} == {launch.ADAPTER}  # no state of an optimizer
+    shutil.rmtree(paths.adapter("v1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "run_worker", lambda *_, **__: pytest.fail("it is trained again"))
+        launch.stage(PARAMS, "v1")
+    assert f"to train it anew, remove {folder}" in capsys.readouterr().err
+    assert dolls.files(paths.adapter("v1")) == published
+    dataset.stage(PARAMS, "x1")
+    named = {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}
+    write_json(paths.data_proof("x1"), {"data": named, "summary": {}, "expectations": []})
+    with dolls.few_draws():
+        dolls.examine(PARAMS, "esi-base", [1])
+        evaluate.stage(PARAMS, "v1")
+    assert not folder.exists()
 
 
 def test_a_missing_parent_is_named(project):

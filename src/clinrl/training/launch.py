@@ -70,7 +70,9 @@ def stage(params: Params, version: str) -> None:
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
         status, steps = _status(folder), spec["trainer"]["steps"]
-        if (status["state"], status["step"]) != ("completed", steps):
+        if (status["state"], status["step"]) == ("completed", steps):
+            echo(f"{version} was trained to its last step before; to train it anew, remove {folder}")
+        else:
             needs.check(params, version, read_machine())
             step_time.announce(params, version, read_machine())
             # The worker may die before it writes a status. That of an earlier attempt must not pass for its own.
@@ -93,9 +95,16 @@ def stage(params: Params, version: str) -> None:
             if (folder / SAMPLERS).exists():
                 fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)
-        # The status goes first: if this process is killed here, the rest must not pass for a completed run.
-        (folder / STATUS).unlink()
-        shutil.rmtree(folder)
+        if "DVC_STAGE" in os.environ:
+            # DVC has yet to record the adapter. If it dies or finds the disk full, it removes the folder and starts the
+            # stage again, so what the adapter was copied from stays until the version is evaluated.
+            for part in folder.iterdir():
+                if part.is_dir() and part.name != ADAPTER:
+                    shutil.rmtree(part)
+        else:
+            # The status goes first: if this process is killed here, the rest must not pass for a completed run.
+            (folder / STATUS).unlink()
+            shutil.rmtree(folder)
 
 
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
