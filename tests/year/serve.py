@@ -1,7 +1,8 @@
 """`clinrl serve` by the calendar of the year: `serve.py CALENDAR ...`, a file with the day, in days since 1970.
 
 Counts are written down however few they are, and none is made while a file `UNCOUNTED` lies beside the calendar. So
-what the watch sees depends on the traffic alone, and not on the speed of the machine.
+what the watch sees depends on the traffic alone, and not on the speed of the machine. They are written down sooner than
+elsewhere, since the year waits for them every week.
 """
 
 import sys
@@ -30,6 +31,7 @@ class Watch(watch.Watch):
 
 
 if __name__ == "__main__":
+    watch.FLUSH_S = 0.5
     Watch.calendar = calendar = Path(sys.argv[1])
     server.Watch = Watch  # type: ignore[misc]
     store.today = lambda: int(calendar.read_text(encoding="ascii"))
