@@ -772,6 +772,7 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
 def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erased):
     """A retraining asks whether something is left to be registered, and drafts only if nothing is."""
     assert is_registered(project, "v1")
+    (model,) = logged_models(first)
     with connect() as client:
         client.delete_run(first.run_id)
         if is_erased:  # as `mlflow gc` does
@@ -779,6 +780,10 @@ def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erase
     assert not is_registered(project, "v1")
     assert register(project, "v1").number == first.number
     assert is_registered(project, "v1")
+    with connect() as client:
+        run = mlflow_store.finished_run(client, "esi", mlflow_store.run_key(read_manifest(paths.adapter("v1"))))
+    assert run.info.run_id != first.run_id
+    assert [output.model_id for output in run.outputs.model_outputs] == [model.model_id]
 
 
 @pytest.mark.long

@@ -322,9 +322,9 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     # A killed upload may have left other files. Of two machines that send at once, a later registration notices.
     if has_files and not _is_intact(client, model, made):
         upload(client, model, made, run_id, replaces=True)
+    if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
     if not ready:
-        if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
-            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
         client.finalize_logged_model(model.model_id, "READY")
     _log_model(client, run, model, made)
     return model
