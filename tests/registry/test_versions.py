@@ -685,6 +685,15 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     assert json.loads(stored.read_text()) == report
 
 
+def test_equal_numbers_on_another_exam_name_that_exam(project, first):
+    made = log_run.collect(project, project.model("v1"))
+    reports = {mode: report.model_copy(update={"exam_digest": "f" * 64}) for mode, report in made.reports.items()}
+    versions._complete_entry(replace(made, reports=reports))
+    (model,) = logged_models(first)
+    named = [one.dataset_digest for one in model.metrics if one.key == "think/exact"]
+    assert sorted(named) == sorted([identity(read_manifest(paths.cases("x1")))[:36], "f" * 36])
+
+
 @pytest.mark.parametrize("scale", ["embedded", "full"])
 def test_the_decoding_of_every_exam_of_the_project_can_be_registered(scale):
     params = load_params(Path(__file__).parents[2] / "params.yaml").model_copy(update={"scale": scale})
