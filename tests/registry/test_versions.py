@@ -683,6 +683,7 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     with connect() as client:
         stored = Path(client.download_artifacts(second.run_id, "reports/think.json"))
     assert json.loads(stored.read_text()) == report
+    assert (folder_of(second) / "README.md").read_text() == log_run.collect(project, project.model("v1")).card
 
 
 def test_equal_numbers_on_another_exam_name_that_exam(project, first):
