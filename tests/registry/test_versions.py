@@ -778,6 +778,23 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
 
 
 @pytest.mark.long
+def test_a_version_whose_logged_model_was_deleted_by_hand_is_to_be_deleted_too(project):
+    first = register(project, "v1")
+    (lost,) = logged_models(first)
+    with connect() as client:
+        client.delete_logged_model(lost.model_id)
+    for _ in range(2):
+        with pytest.raises(RegistryError, match=r"version 1 of esi has .*; delete that version there and give `clinrl"):
+            register(project, "v1")
+    with connect() as client:
+        client.delete_model_version("esi", "1")
+    again = register(project, "v1")
+    (model,) = logged_models(again)
+    with connect() as client:
+        assert model.model_id in client.get_model_version("esi", str(again.number)).source
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("is_erased", [False, True])
 def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erased):
     """A retraining asks whether something is left to be registered, and drafts only if nothing is."""

@@ -300,7 +300,8 @@ def _check(name: str, what: str) -> None:
 def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
     """The model version with this digest, created if there is none, with every tag.
 
-    Two machines that create it at once both end up with the older one.
+    Two machines that create it at once both end up with the older one. Raises RegistryError if the version has other
+    files than `model`: MLflow cannot change that.
     """
     where = f"name='{made.model.registered}' and tags.{DIGEST}='{made.digest}'"
     tags = _tags(made)
@@ -324,6 +325,12 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Rec
             named = [{"name": made.model.registered, "version": int(found[0].version)}]
             client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(named)})
     version = found[0]
+    if model.model_id not in str(version.source):
+        raise RegistryError(
+            f"version {version.version} of {version.name} has the files of another logged model than "
+            f"{model.model_id}, perhaps of one that was deleted in MLflow; delete that version there and give "
+            f"`clinrl register {made.model.name}` again"
+        )
     for key, value in tags.items():
         if key not in version.tags or (key in RENEWED and version.tags[key] != value):
             client.set_model_version_tag(made.model.registered, version.version, key, value)
