@@ -749,6 +749,21 @@ def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champio
     assert holder("esi", "previous") == find("esi", "v1") == find("esi", "champion")
 
 
+@pytest.mark.parametrize("decided", [{"gate": "refused"}, {"approver": "Ada Lovelace"}])
+def test_what_is_decided_while_it_is_registered_again_is_no_candidate(project, first, monkeypatch, decided):
+    point("esi", "candidate", None)
+    asked = versions._is_next
+
+    def then_decided(*question):
+        answer = asked(*question)
+        tag(first, decided)
+        return answer
+
+    monkeypatch.setattr(versions, "_is_next", then_decided)
+    assert register(project, "v1").aliases == ()
+    assert holder("esi", "candidate") is None
+
+
 @pytest.mark.long
 def test_an_older_version_that_is_registered_again_is_no_candidate_in_place_of_a_newer_one(project, first):
     """As a retraining does whose run was deleted."""

@@ -98,8 +98,11 @@ def _complete_entry(made: Recorded) -> Entry:
         aliases = _aliases(client, made.model.registered) or {}
         entry = _entry(version, aliases)
         if "waiver" not in made.tags and _is_next(client, entry, aliases):
-            client.set_registered_model_alias(made.model.registered, CANDIDATE, str(entry.number))
-            aliases |= {CANDIDATE: str(entry.number)}
+            client.set_registered_model_alias(entry.model, CANDIDATE, str(entry.number))
+            # A decision meanwhile has set its tag before it looked who is the candidate, so one of the two sees both.
+            if _is_decided(client.get_model_version(entry.model, version.version).tags):
+                client.delete_registered_model_alias(entry.model, CANDIDATE)
+            aliases = _aliases(client, entry.model) or {}
         # Last: readers of this tag may rely on the entry of this exam being complete.
         if entry.tags.get(EXAMINED) != reports_digest(made.reports):
             client.set_model_version_tag(made.model.registered, version.version, EXAMINED, reports_digest(made.reports))
@@ -113,10 +116,15 @@ def _is_next(client: "MlflowClient", entry: Entry, aliases: Mapping[str, str]) -
     Registering also restores lost entries, such as the run of an old version. Of several versions with one name, the
     one with the files that are here now becomes the candidate.
     """
-    if entry.tags.get(GATE) == REFUSED or "approver" in entry.tags or {CHAMPION, CANDIDATE} & set(entry.aliases):
+    if _is_decided(entry.tags) or {CHAMPION, CANDIDATE} & set(entry.aliases):
         return False
     held = aliases.get(CANDIDATE, "0")
     return int(held) < entry.number or client.get_model_version(entry.model, held).tags.get("version") == entry.name
+
+
+def _is_decided(tags: Mapping[str, str]) -> bool:
+    """Whether a version was refused or approved, by its tags."""
+    return tags.get(GATE) == REFUSED or "approver" in tags
 
 
 def reports_digest(reports: Mapping[str, "EvalReport"]) -> str:
