@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,14 @@ def test_the_tree_of_a_task(dvc_project, valid, capsys):
     assert max(map(len, lines)) <= 80
     with pytest.raises(ParamsError, match=r"'esl' is not a task with a base; did you mean esi\?"):
         plan.draw(params, "esl", gates={})
+
+
+def test_a_lineage_of_any_length_is_drawn(params, valid, capsys):
+    names = ["v1", *(f"z{n}" for n in range(sys.getrecursionlimit()))]
+    chain = {name: VALID["versions"]["v2"] | {"parent": parent} for parent, name in pairwise(names)}
+    long = Params.model_validate(valid | {"versions": {"v1": VALID["versions"]["v1"], **chain}})
+    plan.draw(long, "esi", gates={})
+    assert f"└─ {names[-1]} " in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.long

@@ -1,10 +1,11 @@
 """A registered model as its user has it: the exam's own answers, one sentence for a bad row, and no altered file."""
 
 import atexit
-import importlib
+import importlib.util
 import json
 import logging
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -28,7 +29,7 @@ import pytest
 import clinrl_loader
 import exhibits
 from clinrl import paths
-from clinrl.artifacts import write_json
+from clinrl.artifacts import sha256_file, write_json, write_text
 from clinrl.config.model import MERGED
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, Refused
@@ -363,6 +364,20 @@ def test_code_in_the_store_runs_only_as_it_was_signed(root, tmp_path, run, alter
     else:
         assert printed.splitlines() == [str(code), "1"]
         assert clinrl_loader.hashes(bundle, but=[clinrl_loader.NOTED]) == before
+
+
+def test_compiled_code_in_another_folder_is_not_run(tmp_path, monkeypatch):
+    """Where PYTHONPYCACHEPREFIX has Python look for it, which nobody signed."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks])
+    source, evil = tmp_path / "code/as_signed.py", tmp_path / "evil.py"
+    write_text(source, "ran = 'signed'\n")
+    evil.write_text("ran = 'altered'\n")
+    compiled = importlib.util.cache_from_source(str(source))
+    py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    clinrl_loader._import_as_signed(source.parent, {"code/as_signed.py": sha256_file(source)})
+    monkeypatch.syspath_prepend(source.parent)
+    assert importlib.import_module("as_signed").ran == "signed"
 
 
 @pytest.mark.parametrize("kind", ["another loader", "another loader and its code", "another folder of data"])

@@ -683,6 +683,16 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     with connect() as client:
         stored = Path(client.download_artifacts(second.run_id, "reports/think.json"))
     assert json.loads(stored.read_text()) == report
+    assert (folder_of(second) / "README.md").read_text() == log_run.collect(project, project.model("v1")).card
+
+
+def test_equal_numbers_on_another_exam_name_that_exam(project, first):
+    made = log_run.collect(project, project.model("v1"))
+    reports = {mode: report.model_copy(update={"exam_digest": "f" * 64}) for mode, report in made.reports.items()}
+    versions._complete_entry(replace(made, reports=reports))
+    (model,) = logged_models(first)
+    named = [one.dataset_digest for one in model.metrics if one.key == "think/exact"]
+    assert sorted(named) == sorted([identity(read_manifest(paths.cases("x1")))[:36], "f" * 36])
 
 
 @pytest.mark.parametrize("scale", ["embedded", "full"])
@@ -739,6 +749,21 @@ def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champio
     assert holder("esi", "previous") == find("esi", "v1") == find("esi", "champion")
 
 
+@pytest.mark.parametrize("decided", [{"gate": "refused"}, {"approver": "Ada Lovelace"}])
+def test_what_is_decided_while_it_is_registered_again_is_no_candidate(project, first, monkeypatch, decided):
+    point("esi", "candidate", None)
+    asked = versions._is_next
+
+    def then_decided(*question):
+        answer = asked(*question)
+        tag(first, decided)
+        return answer
+
+    monkeypatch.setattr(versions, "_is_next", then_decided)
+    assert register(project, "v1").aliases == ()
+    assert holder("esi", "candidate") is None
+
+
 @pytest.mark.long
 def test_an_older_version_that_is_registered_again_is_no_candidate_in_place_of_a_newer_one(project, first):
     """As a retraining does whose run was deleted."""
@@ -768,10 +793,28 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
 
 
 @pytest.mark.long
+def test_a_version_whose_logged_model_was_deleted_by_hand_is_to_be_deleted_too(project):
+    first = register(project, "v1")
+    (lost,) = logged_models(first)
+    with connect() as client:
+        client.delete_logged_model(lost.model_id)
+    for _ in range(2):
+        with pytest.raises(RegistryError, match=r"version 1 of esi has .*; delete that version there and give `clinrl"):
+            register(project, "v1")
+    with connect() as client:
+        client.delete_model_version("esi", "1")
+    again = register(project, "v1")
+    (model,) = logged_models(again)
+    with connect() as client:
+        assert model.model_id in client.get_model_version("esi", str(again.number)).source
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("is_erased", [False, True])
 def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erased):
     """A retraining asks whether something is left to be registered, and drafts only if nothing is."""
     assert is_registered(project, "v1")
+    (model,) = logged_models(first)
     with connect() as client:
         client.delete_run(first.run_id)
         if is_erased:  # as `mlflow gc` does
@@ -779,6 +822,10 @@ def test_a_run_deleted_by_hand_is_registered_again_once(project, first, is_erase
     assert not is_registered(project, "v1")
     assert register(project, "v1").number == first.number
     assert is_registered(project, "v1")
+    with connect() as client:
+        run = mlflow_store.finished_run(client, "esi", mlflow_store.run_key(read_manifest(paths.adapter("v1"))))
+    assert run.info.run_id != first.run_id
+    assert [output.model_id for output in run.outputs.model_outputs] == [model.model_id]
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, decisions, lineage, moves, promotion, standing
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import keyring
+from clinrl.tracking.mlflow_store import connect
 from once import once
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -265,6 +266,15 @@ def test_a_rollback_needs_no_previous_in_the_registry(params):
     versions.point("esi", "champion", versions.find("esi", "v3"))  # by hand
     with pytest.raises(GateError, match="v3 has the name of a champion of esi"):
         promotion.rollback(params, "esi", approver=ADA)
+
+
+@after("v1")
+def test_nothing_is_rolled_back_to_a_version_that_the_registry_lost(params):
+    with connect() as client:
+        client.delete_model_version("esi", str(versions.find("esi", "v2").number))
+    with pytest.raises(GateError, match=r"esi has lost the version that was champion by .*; register it again"):
+        promotion.rollback(params, "esi", approver=ADA)
+    assert (champion(), kinds()[-1]) == ("v1", "promotion")
 
 
 @pytest.mark.long

@@ -65,6 +65,16 @@ def test_read_history_names_the_bad_line(tmp_path, line):
         figures.read_history(log)
 
 
+@pytest.mark.parametrize("text", ["", "step,lo", "step,loss\n1,2.0\n2,0.", "step,loss\n1\n", "step,loss\n1,2.x\n"])
+def test_a_table_that_was_cut_short_is_named(tmp_path, text):
+    table = tmp_path / "history.csv"
+    table.write_text(text)
+    with pytest.raises(ArtefactError, match=rf"{table} is cut short or .*; restore it with `git checkout {table}`"):
+        figures.read_table(table)
+    table.write_text("step,loss,kl\n1,2.0,\n")
+    assert figures.read_table(table) == [{"step": 1, "loss": 2.0}]
+
+
 def test_answers_keep_the_order_of_the_labels(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.append(figure))

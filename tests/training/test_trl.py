@@ -198,6 +198,21 @@ def test_an_adapter_of_what_would_not_learn_or_could_not_be_read_is_refused_befo
         trl.start_adapter(model, spec, None)
 
 
+def test_an_adapter_that_trl_cast_starts_in_float32_as_it_was(project: Path) -> None:
+    model, _ = bases.load(dolls.params(), "esi", for_training=True)
+    adapted = trl.start_adapter(model, {"lora": {"rank": 4, "alpha": 8, "targets": ["q_proj"]}, "seed": 1}, None)
+    start = trl.adapter_state(adapted)
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.data = parameter.data.bfloat16()
+    assert trl.differs(adapted, start)
+    trl.restore_precision(adapted, start)
+    assert not trl.differs(adapted, start)
+    assert {parameter.dtype for parameter in trained} == {torch.float32}
+    with pytest.raises(TrainingError, match="the trainer changed the adapter, which must start as its parent's"):
+        trl.restore_precision(adapted, {name: tensor * math.nan for name, tensor in start.items()})
+
+
 def test_an_optimizers_state_is_loaded_as_memory_that_is_not_paged(project: Path) -> None:
     """bitsandbytes marks what it pages, and a mark on other memory ends the process at the next step."""
 

@@ -270,7 +270,7 @@ def _sample(
     params: Params, model: Model, sampler: Sampler, temperature: float,
     drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case],
 ) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:  # fmt: skip
-    """Sampled transcripts of the cells by mode, and of the exam by mode and decoding. Each cell has its own seed."""
+    """Sampled transcripts of the cells by mode, each with its case's seed, and of the exam by mode and decoding."""
     played, sampled = {}, {}
     for name in params.modes:
         mode = params.mode(name, model.task.name).model_copy(update={"temperature": temperature})

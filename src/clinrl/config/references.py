@@ -292,7 +292,7 @@ def _check_watch(params: "Params", at: str, task: str, watch: schema.Watch) -> N
 
 def _check_approver(params: "Params", at: str, approver: str) -> None:
     """Refuse an approver of whom no approval would count on the day when one is needed."""
-    if approver and (params.approvers or params.scale == "full"):
+    if approver and approval.is_by_list(params):
         check_known(at, approver, params.approvers, "a name that approvers lists")
     elif approver and not approval.NAME.fullmatch(approver.strip()):
         raise ParamsError(f"{at} is {format_value(approver)}; a name has 2 to 80 characters")

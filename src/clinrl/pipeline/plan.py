@@ -1,6 +1,6 @@
 """`clinrl plan`: the versions of params.yaml and the states of their stages, as a table or a tree."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def draw(params: Params, task: str = "", *, gates: Mapping[str, str]) -> None:
     stages = {name: addresses_of(params, name) for one in tasks for name in _members(params, one)}
     states = dvc_states({address for row in stages.values() for address in row.values()})
     for one in tasks:
-        nodes = list(_tree(params, f"{one}-base", []))
+        nodes = list(_tree(params, f"{one}-base"))
         width, kinds = (max(len(node[place]) for node in nodes) for place in (1, 2))
         for name, drawn, kind in nodes:
             row: Mapping[str, State] = {stage: states[address] for stage, address in stages[name].items()}
@@ -100,14 +100,14 @@ def _members(params: Params, task: str) -> Iterator[str]:
         yield from (name for name, spec in some.items() if spec.task == task)
 
 
-def _tree(params: Params, name: str, last: Sequence[bool]) -> Iterator[tuple[str, str, str]]:
-    """The lines of a subtree, its root first: the name, the name with the branches before it, and its kind."""
-    branches = "".join("   " if ends else "│  " for ends in last[:-1]) + ("└─ " if last[-1] else "├─ ") if last else ""
-    blends = params.merges.blends
-    yield name, branches + name + (f" (with {blends[name].second})" if name in blends else ""), kind_of(params, name)
-    found = children(params, name)
-    for child in found:
-        yield from _tree(params, child, [*last, child == found[-1]])
+def _tree(params: Params, root: str) -> Iterator[tuple[str, str, str]]:
+    """The lines of a tree, its root first: the name, the name with the branches before it, and its kind."""
+    nodes, blends = [(root, list[bool]())], params.merges.blends
+    for place, (name, last) in enumerate(nodes, start=1):  # which grows by the children of each
+        bars = "".join("   " if ends else "│  " for ends in last[:-1]) + ("└─ " if last[-1] else "├─ ") if last else ""
+        yield name, bars + name + (f" (with {blends[name].second})" if name in blends else ""), kind_of(params, name)
+        found = children(params, name)
+        nodes[place:place] = [(child, [*last, child == found[-1]]) for child in found]
 
 
 def kind_of(params: Params, name: str) -> str:

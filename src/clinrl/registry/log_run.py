@@ -322,9 +322,9 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     # A killed upload may have left other files. Of two machines that send at once, a later registration notices.
     if has_files and not _is_intact(client, model, made):
         upload(client, model, made, run_id, replaces=True)
+    if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
     if not ready:
-        if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
-            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
         client.finalize_logged_model(model.model_id, "READY")
     _log_model(client, run, model, made)
     return model
@@ -338,14 +338,15 @@ def _log_model(client: "MlflowClient", run: "Run", model: "LoggedModel", made: R
         name: value for name, value in mlflow_store.flat(made.manifest.spec).items() if name not in model.params
     }:
         client.log_model_params(model.model_id, params)
-    held = {metric.key: metric.value for metric in sorted(model.metrics or (), key=lambda metric: metric.timestamp)}
+    logged = sorted(model.metrics or (), key=lambda metric: metric.timestamp)
+    held = {metric.key: (metric.value, metric.dataset_digest) for metric in logged}
     at = int(time.time() * 1000) if held else int(run.info.start_time)
     exam = next(iter(made.reports.values()))
     about = {"model_id": model.model_id, "dataset_name": exam.exam, "dataset_digest": exam.exam_digest[:DATASET_DIGEST]}
     new = [
         Metric(name, value, at, 0, **about)
         for name, value in made.metrics.items()
-        if name in made.headline and held.get(name) != value
+        if name in made.headline and held.get(name) != (value, about["dataset_digest"])
     ]
     if new:
         client.log_batch(run.info.run_id, metrics=new)

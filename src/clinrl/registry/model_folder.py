@@ -54,11 +54,12 @@ def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
 
 
 def is_of(folder: Path, made: "Recorded") -> bool:
-    """Whether a registered folder is whole, signed by a key that counts, and of this very model, decoding and exam."""
+    """Whether a registered folder is whole, signed by a key that counts, and of this model, decoding, exam and card."""
     try:
         check_signature(folder, made.keys)
-        examined = novelty.read(folder / pyfunc.EXAMINED)
-        return pyfunc.read(folder) == _record(made) and examined == _exam_texts(made.model)
+        examined, card = novelty.read(folder / pyfunc.EXAMINED), folder / "README.md"
+        is_same = pyfunc.read(folder) == _record(made) and examined == _exam_texts(made.model)
+        return is_same and (card.read_bytes() if card.exists() else b"") == made.card.encode()
     except Refused:
         return False
 

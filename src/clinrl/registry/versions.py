@@ -98,8 +98,11 @@ def _complete_entry(made: Recorded) -> Entry:
         aliases = _aliases(client, made.model.registered) or {}
         entry = _entry(version, aliases)
         if "waiver" not in made.tags and _is_next(client, entry, aliases):
-            client.set_registered_model_alias(made.model.registered, CANDIDATE, str(entry.number))
-            aliases |= {CANDIDATE: str(entry.number)}
+            client.set_registered_model_alias(entry.model, CANDIDATE, str(entry.number))
+            # A decision meanwhile has set its tag before it looked who is the candidate, so one of the two sees both.
+            if _is_decided(client.get_model_version(entry.model, version.version).tags):
+                client.delete_registered_model_alias(entry.model, CANDIDATE)
+            aliases = _aliases(client, entry.model) or {}
         # Last: readers of this tag may rely on the entry of this exam being complete.
         if entry.tags.get(EXAMINED) != reports_digest(made.reports):
             client.set_model_version_tag(made.model.registered, version.version, EXAMINED, reports_digest(made.reports))
@@ -113,10 +116,15 @@ def _is_next(client: "MlflowClient", entry: Entry, aliases: Mapping[str, str]) -
     Registering also restores lost entries, such as the run of an old version. Of several versions with one name, the
     one with the files that are here now becomes the candidate.
     """
-    if entry.tags.get(GATE) == REFUSED or "approver" in entry.tags or {CHAMPION, CANDIDATE} & set(entry.aliases):
+    if _is_decided(entry.tags) or {CHAMPION, CANDIDATE} & set(entry.aliases):
         return False
     held = aliases.get(CANDIDATE, "0")
     return int(held) < entry.number or client.get_model_version(entry.model, held).tags.get("version") == entry.name
+
+
+def _is_decided(tags: Mapping[str, str]) -> bool:
+    """Whether a version was refused or approved, by its tags."""
+    return tags.get(GATE) == REFUSED or "approver" in tags
 
 
 def reports_digest(reports: Mapping[str, "EvalReport"]) -> str:
@@ -300,7 +308,8 @@ def _check(name: str, what: str) -> None:
 def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
     """The model version with this digest, created if there is none, with every tag.
 
-    Two machines that create it at once both end up with the older one.
+    Two machines that create it at once both end up with the older one. Raises RegistryError if the version has other
+    files than `model`: MLflow cannot change that.
     """
     where = f"name='{made.model.registered}' and tags.{DIGEST}='{made.digest}'"
     tags = _tags(made)
@@ -324,6 +333,12 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Rec
             named = [{"name": made.model.registered, "version": int(found[0].version)}]
             client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(named)})
     version = found[0]
+    if model.model_id not in str(version.source):
+        raise RegistryError(
+            f"version {version.version} of {version.name} has the files of another logged model than "
+            f"{model.model_id}, perhaps of one that was deleted in MLflow; delete that version there and give "
+            f"`clinrl register {made.model.name}` again"
+        )
     for key, value in tags.items():
         if key not in version.tags or (key in RENEWED and version.tags[key] != value):
             client.set_model_version_tag(made.model.registered, version.version, key, value)

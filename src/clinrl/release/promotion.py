@@ -260,7 +260,7 @@ def check_approver(approver: str) -> str:
 def check_listed(params: Params, approver: str) -> str:
     """`check_approver`, and SignatureError for a name that params.yaml does not list, where it must."""
     name = check_approver(approver)
-    if params.approvers or params.scale != "embedded":
+    if approvals.is_by_list(params):
         approvals.approvers(params, name)
     return name
 

@@ -56,9 +56,16 @@ def read_history(path: Path) -> History:
 
 
 def read_table(path: Path) -> History:
-    """A training log from a CSV table: one row a step, one column a quantity, empty where it was not logged."""
-    with path.open(newline="", encoding="utf-8") as stream:
-        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(stream)]
+    """A training log from a CSV table: one row a step, one column a quantity, empty where it was not logged.
+
+    Raises ArtefactError for a table that is cut short or malformed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        names, *rows = csv.reader(text.splitlines() if text.endswith("\n") else ())  # a line without its end was cut
+        return [{key: float(value) for key, value in zip(names, row, strict=True) if value} for row in rows]
+    except ValueError:
+        raise ArtefactError(f"{path} is cut short or no training log; restore it with `git checkout {path}`") from None
 
 
 def history_columns(history: History) -> list[str]:

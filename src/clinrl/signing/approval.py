@@ -37,6 +37,11 @@ def token(decision: str, approver: str, signer: "Signer") -> str:
     return base64.urlsafe_b64encode(signer.sign(dsse.signed_bytes(statement(decision, approver)))).decode()
 
 
+def is_by_list(params: "Params") -> bool:
+    """Whether only those may approve whom params.yaml lists: where it lists somebody, and at scale full."""
+    return bool(params.approvers) or params.scale != "embedded"
+
+
 def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
     """The keys that may approve, by name: those that params.yaml lists, and no others.
 
