@@ -87,7 +87,7 @@ def project(tmp_path, empty, monkeypatch):
 def first(project, held):
     """The entry of v1 in the project, where it was registered.
 
-    Not for tests that send files: MLflow remembers where the artefacts of a run and of a model lie, by its number."""
+    Not for tests that send files of a run: MLflow remembers where its artefacts lie, by its number."""
     for part in ("mlruns", ".clinrl"):
         shutil.copytree(held / part, part, dirs_exist_ok=True)
     return find("esi", "v1")
@@ -429,6 +429,12 @@ def test_a_copied_store_is_one_of_its_own(project, first, tmp_path_factory, monk
     with chdir(copy):
         assert folder_of(find("esi", "v1")).is_relative_to(copy)
     assert not folder_of(first).is_relative_to(copy)
+
+
+def test_a_file_that_was_altered_in_a_copied_store_is_put_back_there(project, first):
+    exhibits.change(folder_of(first) / "adapter/adapter_model.safetensors")
+    register(project, "v1")
+    versions.check_intact(project, first)
 
 
 @pytest.mark.long

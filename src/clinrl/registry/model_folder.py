@@ -23,6 +23,7 @@ from clinrl_loader import NOTED, SIGNER
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
     from clinrl.registry.log_run import Recorded
 
@@ -39,11 +40,15 @@ def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
 
 def download(client: "MlflowClient", model: "LoggedModel", target: Path, file: str = "") -> Path:
     """Download the folder of a model, or only `file` of it, from a server into `target`, and return `target`."""
+    _files(client, model).download_artifacts(file, str(target))
+    return target
+
+
+def _files(client: "MlflowClient", model: "LoggedModel") -> "ArtifactRepository":
+    """The files of a model where its address leads: MLflow's client remembers another store's, also after a move."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    artifacts = get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri)
-    artifacts.download_artifacts(file, str(target))
-    return target
+    return get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri)
 
 
 def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
@@ -110,7 +115,7 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
             shutil.rmtree(old, ignore_errors=True)
         elif replaces:
             _remove(client, model)
-        client.log_model_artifacts(model.model_id, str(folder))
+        _files(client, model).log_artifacts(str(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -120,14 +125,12 @@ def _remove(client: "MlflowClient", model: "LoggedModel") -> None:
 
     Anybody who can write to the server's store could put any address there, even a folder of this machine.
     """
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
     if not model.artifact_location.endswith(f"/{model.model_id}/artifacts"):
         raise RegistryError(
             f"{place(client.tracking_uri)} says that files of the model {model.model_id} lie in "
             f"{mask(model.artifact_location)}, which is not its folder: it was edited; restore it"
         )
-    get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri).delete_artifacts()
+    _files(client, model).delete_artifacts()
 
 
 def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: "Recorded") -> None:
