@@ -147,6 +147,13 @@ def test_an_imitation_s_falling_entropy_is_no_alarm():
     assert raised([{"step": n, "loss": 1 / n, "grad_norm": 1.0, "entropy": 2.0 / n**2} for n in range(1, 60)]) == []
 
 
+def test_alarms_that_are_cut_short_are_refused_by_their_file(tmp_path):
+    path = tmp_path / "alarms.json"
+    path.write_text('[{"name": "kl", ')
+    with pytest.raises(ArtefactError, match="alarms.json holds no alarms; restore it with `git checkout"):
+        alerts.stored(path)
+
+
 def test_a_finished_run_is_read_from_its_file(tmp_path):
     path = tmp_path / "history.jsonl"
     history = run(loss=lambda n: None if n == 4 else 0.1)

@@ -212,10 +212,16 @@ def alarms(history: Iterable[Line]) -> list[Alarm]:
 
 
 def stored(path: Path) -> list[Alarm] | None:
-    """The alarms in a written report; None if there is no such file, as for a model that was not trained."""
+    """The alarms in a written report; None if there is no such file, as for a model that was not trained.
+
+    Raises ArtefactError for a file that is cut short or malformed.
+    """
     if not path.exists():
         return None
-    return [Alarm.model_validate(alarm) for alarm in json.loads(path.read_text(encoding="utf-8"))]
+    try:
+        return [Alarm.model_validate(alarm) for alarm in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError):
+        raise ArtefactError(f"{path} holds no alarms; restore it with `git checkout {path}`") from None
 
 
 def read(path: Path) -> list[dict[str, Any]]:
