@@ -329,6 +329,15 @@ def test_what_a_killed_run_left_is_handed_over_before_the_clone_is_used_again(ch
         assert Path("src/code.py").read_text() == ""
 
 
+def test_what_a_killed_run_left_is_handed_over_with_the_settings_of_now(checkout: Path) -> None:
+    commit, seen = clone.head(), list[str]()
+    for number in range(2):
+        write_text(Path("machine.yaml"), f"# {number}\n")
+        with clone.at(commit, "retrain", lambda: seen.append(Path("machine.yaml").read_text())):
+            write_text(Path("data/reports/v1.json"), "{}")
+    assert seen == ["# 1\n"]
+
+
 def test_what_a_checkout_that_was_cut_short_left_is_no_run_s_work(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
