@@ -58,18 +58,17 @@ def head() -> str:
 def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterator[None]:
     """Work in a clone of this checkout's origin, at a commit, until the block ends. `name` is the clone's purpose.
 
-    `left` is called in the clone before it is reset, if an earlier run, which was killed or found the origin away, left
-    uncommitted files or commits that the origin lacks. The clone stays, with checkpoints and DVC's cache, so that a
-    killed training continues there. A checkout without an origin is the origin itself. Stages import clinrl from the
-    clone; the registry stays the checkout's. Raises Refused for a malformed commit, or one that the origin lacks.
+    `left` is called in the clone before it is reset, if a run that was killed or found the origin away left work there.
+    The clone stays, so that a killed training continues in it. A checkout without an origin is the origin itself.
+    Stages import clinrl from the clone; the registry stays the checkout's. Raises Refused if it lacks the commit.
     """
     if not re.fullmatch("[0-9a-f]{40}", commit):
         raise Refused(f"{commit!r} is no full digest of a commit; `git rev-parse HEAD` prints one")
     checkout, clones = Path.cwd(), Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
     prefix, top = git("rev-parse", "--show-prefix"), git("rev-parse", "--show-toplevel")
-    origin = git("config", "--default", top, "--get", "remote.origin.url")
-    if (local := Path(top, origin)).exists():
-        origin = str(local)  # a relative path would mean another folder in the clone
+    fetched = git("config", "--default", top, "--get", "remote.origin.url")
+    pushed = git("config", "--default", fetched, "--get", "remote.origin.pushurl")
+    origin, to = (str(Path(top, at)) if Path(top, at).exists() else at for at in (fetched, pushed))  # not relative
     _leave_checkout()
     with _own(clones, name) as folder:
         if not (folder / ".git").is_dir():
@@ -83,6 +82,7 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
             if Path(".git/MERGE_HEAD").exists():
                 git("merge", "--abort")
             git("remote", "set-url", "origin", origin)
+            git("remote", "set-url", "--push", "origin", to)
             unpushed = "rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"  # when last fetched
             if left and git("for-each-ref", BEGUN) and (git("status", "--porcelain") or git(*unpushed)):
                 with chdir(folder / prefix):

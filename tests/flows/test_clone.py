@@ -607,6 +607,18 @@ def test_a_clone_follows_the_origin_of_the_checkout(checkout: Path, tmp_path: Pa
     assert git("--git-dir", str(tmp_path / "moved"), "rev-parse", "--verify", to)
 
 
+def test_a_clone_pushes_where_the_checkout_pushes(checkout: Path, tmp_path: Path) -> None:
+    commit, other = clone.head(), str(tmp_path / "other")
+    git("clone", "-q", "--bare", str(tmp_path / "origin"), other)
+    git("remote", "set-url", "--push", "origin", "../other")
+    to = made(commit, "v1", lambda: trained("v1"))
+    assert git("--git-dir", other, "for-each-ref", f"refs/heads/{to}")
+    assert not git("--git-dir", str(tmp_path / "origin"), "for-each-ref", f"refs/heads/{to}")
+    git("config", "--unset", "remote.origin.pushurl")
+    to = made(commit, "v2", lambda: trained("v2"))
+    assert git("--git-dir", str(tmp_path / "origin"), "for-each-ref", f"refs/heads/{to}")
+
+
 def test_keys_that_only_a_clone_has_are_refused(checkout: Path) -> None:
     with clone.at(clone.head(), "build"):
         make_key()
