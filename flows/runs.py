@@ -38,7 +38,7 @@ CLINRL_SLOT, such as cpu-of-ward or gpu-0."""
 LEASE_S = 60.0
 """Seconds after which the server frees a slot whose holder is silent: the least that Prefect allows."""
 
-_PROCESS, _LEASE = "process:", "lease:"
+_PROCESS, _LEASE = "process:", "lease-{}:"  # a run may hold slots of two limits
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
 _OPEN = [StateType.PENDING, StateType.RUNNING]
 
@@ -107,8 +107,8 @@ def sweep(client: Any) -> list[UUID]:
         if not owners or not all(map(processes.is_dead, owners)):
             continue
         for tag in run.tags:
-            if tag.startswith(_LEASE):
-                client.release_concurrency_slots_with_lease(UUID(tag.removeprefix(_LEASE)))
+            if tag.startswith("lease"):
+                client.release_concurrency_slots_with_lease(UUID(tag.rpartition(":")[2]))
         state: State[None] = Crashed(message="Its process was killed.")
         for task_run in client.read_task_runs(
             flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
@@ -133,7 +133,7 @@ def _unfinished(client: Any) -> list[Any]:
 
 def _free_slots(client: Any, alive: list[Any]) -> None:
     """Free slots that no living run is tagged with: a run may have been killed before it was tagged with its lease."""
-    held = sum(any(tag.startswith(_LEASE) for tag in run.tags) for run in alive)
+    held = sum(any(tag.startswith(_LEASE.format(TRAINING)) for tag in run.tags) for run in alive)
     with suppress(ObjectNotFound):  # there is no limit before the first run
         if client.read_global_concurrency_limit_by_name(TRAINING).active_slots > held:
             client.update_global_concurrency_limit(TRAINING, GlobalConcurrencyLimitUpdate(active_slots=held))
@@ -160,7 +160,7 @@ def slot(name: str) -> Iterator[None]:
         with concurrency(name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
             context = ConcurrencyContext.get()
             leases = context.cleanup_lease_ids if context else []
-            _tag(client, *(f"{_LEASE}{lease}" for lease in leases))
+            _tag(client, *(f"{_LEASE.format(name)}{lease}" for lease in leases[-1:]))
             yield
 
 
