@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 WORKERS = "make/elsewhere"
 """The deployment of prefect.yaml that workers poll for."""
-PENDING_S = 300.0
-"""Seconds that a worker may take from accepting a run to starting it."""
 TRIES = 8
 """The most times that a version is given to a worker. A lost worker costs a try; a stage that fails ends all tries."""
 REST_S = 10.0
@@ -184,7 +182,7 @@ def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, 
         for run, state in states.items():
             if not state.is_pending():
                 pending.pop(run, None)
-            elif time.monotonic() - pending.setdefault(run, time.monotonic()) > PENDING_S:
+            elif time.monotonic() - pending.setdefault(run, time.monotonic()) > runs.PENDING_S:
                 states[run] = Crashed(message="Its worker did not start it.")
                 client.set_flow_run_state(run, Cancelled(message=states[run].message), force=True)
     gone: State[None] = Crashed(message="The server does not know its run any more.")

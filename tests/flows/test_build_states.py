@@ -24,7 +24,7 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
     from prefect import flow, get_client
     from prefect.states import Completed, Pending, Running
 
-    from flows import build
+    from flows import build, runs
 
     @flow
     def version() -> None: ...
@@ -54,7 +54,7 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
             "never": "CRASHED",
         }
         assert asked == ([2, 2, 1] if at_once == 2 else [5])
-        monkeypatch.setattr(build, "PENDING_S", -1.0)
+        monkeypatch.setattr(runs, "PENDING_S", -1.0)
         assert [*pending] == [given["waits"]]
         assert build._states(given, pending)["waits"].is_crashed()
         assert client.read_flow_run(given["waits"]).state.is_cancelled(), "or it would begin beside another"
@@ -151,10 +151,10 @@ def test_a_version_that_its_worker_does_not_start_is_given_to_another(
     """Its run counts as Crashed at one look only: it is cancelled at once."""
     from prefect.states import Completed, Pending
 
-    from flows import build
+    from flows import runs
 
     given = given_until_built(monkeypatch, lambda now: Completed() if now else Pending())
-    assert build.PENDING_S < given[1] < build.PENDING_S + 30.0
+    assert runs.PENDING_S < given[1] < runs.PENDING_S + 30.0
 
 
 @pytest.mark.parametrize("code", [500, 422])
