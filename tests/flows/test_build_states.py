@@ -237,3 +237,66 @@ def test_the_automation_for_lost_workers_takes_the_place_of_an_older_one(prefect
             assert new[0].trigger != wide
             kept.append(new[0].id)
         assert kept[0] == kept[1]
+
+
+def test_a_version_that_another_build_has_asked_for_is_not_asked_for_again(prefect: None) -> None:
+    from flows.make import make
+    from prefect import flow, get_client
+    from prefect.states import Cancelled, Running
+
+    from flows import build
+
+    @flow
+    def asked(name: str, commit: str) -> UUID:
+        return build._give(name, commit)
+
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(make), name="elsewhere")
+        waits = asked("v1", "a" * 40)
+        assert asked("v1", "a" * 40) == waits
+        client.set_flow_run_state(waits, Running(), force=True)
+        assert asked("v1", "a" * 40) == waits
+        others = asked("v2", "a" * 40), asked("v1", "b" * 40)
+        client.set_flow_run_state(waits, Cancelled(), force=True)
+        assert len({waits, *others, asked("v1", "a" * 40)}) == 4
+        for run in client.read_flow_runs():
+            if run.deployment_id:
+                client.delete_flow_run(run.id)
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["the question is lost", "the answer is lost"])
+def test_a_server_that_is_away_when_a_version_is_given_ends_no_build(
+    is_taken: bool, prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.make import make
+    from prefect import flow, get_client
+    from prefect.deployments import run_deployment
+    from prefect.states import Completed
+
+    from flows import build
+
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(make), name="elsewhere")
+        asked, pauses = list[object](), list[float]()
+
+        def ask(*words: object, **how: object) -> object:
+            asked.append(words)
+            run = run_deployment(*words, **how) if is_taken or len(asked) > 1 else None
+            if len(asked) == 1:
+                raise httpx.ReadError("away")
+            return run
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            for run in client.read_flow_runs() if len(pauses) > 1 else ():
+                if run.deployment_id:
+                    client.set_flow_run_state(run.id, Completed(), force=True)
+
+        @flow
+        def outcomes() -> list[tuple[str, str | None]]:
+            return [*build.outcomes(["v1"], "c" * 40)]
+
+        monkeypatch.setattr(build, "run_deployment", ask)
+        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+        assert outcomes() == [("v1", None)]
+    assert len(asked) == (1 if is_taken else 2)
