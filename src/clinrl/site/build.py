@@ -322,7 +322,9 @@ def _tree(site: Site, task: str) -> tree.Tree:
         for mode, report in site.exams[node.names[0]].reports.items():
             mean, own = arms[0].figure(mode, measure) if arms else None, report.metrics.get(measure)
             number, text = (
-                (mean, numbers.figure(mean, found, measure)) if mean else (own, numbers.metric(own, found, measure))
+                (mean, numbers.figure(mean, found, measure, report.n))
+                if mean
+                else (own, numbers.metric(own, found, measure, report.n))
             )
             if number is None:
                 return []

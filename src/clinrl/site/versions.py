@@ -93,7 +93,7 @@ def headline(task: Task, exam: Exam, found: Sequence[Arm]) -> list[tuple[str, li
             [
                 (
                     numbers.metric(report.metrics.get(name), task, name, report.n),
-                    numbers.figure(seeds.figure(mode, name), task, name) if seeds else "",
+                    numbers.figure(seeds.figure(mode, name), task, name, report.n) if seeds else "",
                 )
                 for mode, report in exam.reports.items()
             ],
@@ -117,7 +117,7 @@ def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int],
         for row in section.rows if section.part == ALL else ():
             found = (row.qualities if quality else row.metrics).get(metric)
             if found is not None and row.kind != "baseline":
-                says = f"{row.name}, {section.mode}: {numbers.figure(found, task, metric)}"
+                says = f"{row.name}, {section.mode}: {numbers.figure(found, task, metric, section.n)}"
                 dot = charts.Dot(found.value, found.low, found.high, found.seeds, modes.get(section.mode, 0), says)
                 rows.setdefault(row.name, []).append(dot)
     share = task.is_share(metric)
@@ -154,12 +154,12 @@ def slices(task: Task, exam: Exam) -> Iterator[tuple[str, list[str], list[tuple[
         )
         rows = []
         for value, found in values.items():
+            n = max((estimate.n for estimate in found.values()), default=0)
             cells = [
-                numbers.metric(report.slices.get(what, {}).get(value, {}).get(name), task, name)
+                numbers.metric(report.slices.get(what, {}).get(value, {}).get(name), task, name, n)
                 for report in exam.reports.values()
                 for name in chosen
             ]
-            n = max((estimate.n for estimate in found.values()), default=0)
             rows.append((value, n, cells))
         yield what, [f"{name}, {mode}" for mode in exam.reports for name in chosen], rows
 

@@ -1,0 +1,27 @@
+"""The contents of a version's page, from the reports of this repository."""
+
+from pathlib import Path
+
+import pytest
+
+from clinrl.config.params import load_params
+from clinrl.site import versions
+from clinrl.tasks.base import get_task
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_a_share_of_fewer_cases_than_its_row_has_says_of_how_many() -> None:
+    task, exam = get_task("audit"), versions.examined(load_params(), "audit-v3")
+    tables = {what: (columns, rows) for what, columns, rows in versions.slices(task, exam)}
+    columns, rows = tables["level"]
+    for value, n, cells in rows:
+        found = exam.reports["think"].slices["level"][value]
+        assert n == found["exact"].n
+        assert cells[columns.index("dangerous, think")].endswith(f", n {found['dangerous'].n}")
+        assert ", n " not in cells[columns.index("exact, think")]
