@@ -117,6 +117,9 @@ def test_all_wrong_answers_are_shown_and_some_right_ones(site: Path) -> None:
     exam = sites.data(site, f"exam.{found['exam']}")
     assert set(exam["requests"]) >= set(found["modes"]["think"]["shown"])
     assert len(exam["cases"]) == 40
+    assert [set(values) for values in exam["values"]] == [
+        {traits[place] for _, traits in exam["cases"]} for place, _ in enumerate(exam["slices"])
+    ]
 
 
 def test_right_answers_that_parent_or_child_got_wrong_come_first(site: Path) -> None:

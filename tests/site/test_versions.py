@@ -25,3 +25,18 @@ def test_a_share_of_fewer_cases_than_its_row_has_says_of_how_many() -> None:
         assert n == found["exact"].n
         assert cells[columns.index("dangerous, think")].endswith(f", n {found['dangerous'].n}")
         assert ", n " not in cells[columns.index("exact, think")]
+
+
+@pytest.mark.parametrize(
+    ("task", "values"),
+    [
+        ("esi", ["under 1", "1-4", "5-11", "12-17", "18-64", "65 and over"]),
+        ("esi", ["level_1", "level_2", "level_10"]),
+        ("esi", ["1|2", "2|3", "none"]),
+        ("esi", ["given", "words_of_training", "1", "2", "10"]),
+        ("audit", ["easy", "medium", "hard"]),
+        ("audit", ["easy 2-5", "easy 6-12", "hard 2-5"]),
+    ],
+)
+def test_the_values_of_a_slice_are_in_their_order_and_not_in_that_of_letters(task: str, values: list[str]) -> None:
+    assert versions.arranged(get_task(task), sorted(values)) == values

@@ -1,6 +1,7 @@
 """The contents of the page of a version, merge or base, from its reports, its parameters and comparisons."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY_TABLE, load
 from clinrl.reports import figures, numbers
 from clinrl.site import charts
 from clinrl.site.charts import Intervals
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import GIVEN, Task
 from clinrl.tracking.mlflow_store import flat
 from clinrl.types import Estimate
 
@@ -153,7 +154,8 @@ def slices(task: Task, exam: Exam) -> Iterator[tuple[str, list[str], list[tuple[
             task.compared, values.values()
         )
         rows = []
-        for value, found in values.items():
+        for value in arranged(task, values):
+            found = values[value]
             n = max((estimate.n for estimate in found.values()), default=0)
             cells = [
                 numbers.metric(report.slices.get(what, {}).get(value, {}).get(name), task, name, n)
@@ -162,6 +164,19 @@ def slices(task: Task, exam: Exam) -> Iterator[tuple[str, list[str], list[tuple[
             ]
             rows.append((value, n, cells))
         yield what, [f"{name}, {mode}" for mode in exam.reports for name in chosen], rows
+
+
+def arranged(task: Task, values: Iterable[str]) -> list[str]:
+    """The values of a slice: input variants, levels and labels in the order of the task, others by text and number."""
+    levels = task.benchmark.levels if task.benchmark else ()
+    names = [GIVEN, *task.reporting.variants, *levels, *map(str, task.labels)]
+    places = {name: place for place, name in enumerate(names)}
+
+    def place(value: str) -> tuple[int, str, list[int], str]:
+        text = re.split(r"\d", value, maxsplit=1)[0].removeprefix("under ")  # `under 1` comes before `1-4`
+        return places.get(value, len(names)), text, [int(number) for number in re.findall(r"\d+", value)], value
+
+    return sorted(values, key=place)
 
 
 def difference(params: Params, model: Model) -> list[tuple[str, str, str, bool]]:

@@ -52,8 +52,7 @@ async function start() {
   choice("mode", "mode", Object.keys(mine.modes).map((mode) => [mode, mode]));
   choice("verdict", "answer", [["", "any"], ["wrong", "wrong"], ["s", words.s], ["r", "right"]]);
   exam.slices.forEach((slice, place) => {
-    const values = [...new Set(exam.cases.map((one) => one[1][place]))].sort();
-    choice(slice, slice, [["", "any"], ...values.map((value) => [value, value])]);
+    choice(slice, slice, [["", "any"], ...exam.values[place].map((value) => [value, value])]);
   });
   const others = form.dataset.others.trim().split(" ").filter(Boolean);
   if (others.length) choice("with", "beside", [["", "no other version"], ...others.map((one) => [one, one])]);
