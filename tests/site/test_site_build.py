@@ -148,6 +148,19 @@ def test_the_audit_log_and_the_gate_are_told(site: Path) -> None:
         assert f"{name} {state}" in " ".join("".join(pages[f"versions/{name}.html"].text).split()), name
 
 
+def test_the_search_knows_what_the_audit_log_and_the_gate_say(site: Path, params: Params) -> None:
+    index = json.loads((site / "search-index.js").read_text(encoding="utf-8").removeprefix("clinrl.index="))
+    texts = {url: text for _, url, text in index}
+    for line in audit_log.lines(params):
+        said = texts[f"audit-log.html#L{line.digest[:12]}"]
+        assert all(reason in said for reason in line.body.get("reasons", ()))
+        assert "Ada Lovelace" in said or "approver" not in line.body
+    page = " ".join("".join(sites.read(site)["versions/v3.html"].text).split())
+    says = build.Site(params, site, 3).standings["v3"].says
+    assert says in texts["versions/v3.html"]
+    assert says.replace("`", "") in page
+
+
 def test_of_a_long_audit_log_the_last_lines_are_shown_in_full_and_each_line_is_read_once(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,10 @@ def write(site: Site, advance: Callable[..., None]) -> None:
         advance()
     lines, unbelieved = site.log
     site.page("audit-log.html", "log", "Audit log", lines=lines, unbelieved=unbelieved, full=FULL_LINES)
+    site.entries += [
+        (f"Audit log: {line.at} {line.kind}", f"audit-log.html#L{line.digest[:12]}", _words(line))
+        for line in lines[-FULL_LINES:]
+    ]
     groups = _groups({path: (url, pages[path].title) for path, url in found.items()})
     site.page("docs.html", "docs", "Documentation", groups=groups)
     site.page("comparisons.html", "comparisons", "Comparisons", urls=site.targets, compared=site.compared, titles={
@@ -218,6 +222,13 @@ def write(site: Site, advance: Callable[..., None]) -> None:
     site.page("search.html", "search", "Search")
     site.text("search-index.js", f"clinrl.index={canonical_json(site.entries)}\n")
     advance(2)
+
+
+def _words(line: audit_log.Entry) -> str:
+    """What the search knows of a line of the audit log: its texts, its reasons, and the versions of a rollback."""
+    sides = [line.body[side].get("version") for side in ("from", "to") if isinstance(line.body.get(side), dict)]
+    said = (*line.body.values(), *line.body.get("reasons", ()), *sides)
+    return " ".join(text for text in said if isinstance(text, str))
 
 
 def _is_compared(name: str) -> bool:
@@ -309,7 +320,7 @@ def _version(site: Site, name: str, shown: Shown | None) -> None:
     )  # fmt: skip
     site.page(f"answers/{name}.html", "answers", f"Answers of {name}", name=name, shown=shown, model=model, task=task)
     words = [spec.profile, spec.why] if spec else [model.kind]
-    site.entries.append((name, url, " ".join([site.standings[name].state, *words])))
+    site.entries.append((name, url, " ".join([site.standings[name].state, *words, site.standings[name].says])))
 
 
 def _tree(site: Site, task: str) -> tree.Tree:
