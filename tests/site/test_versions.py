@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
+from clinrl import paths
 from clinrl.config.params import load_params
-from clinrl.site import versions
+from clinrl.site import build, charts, versions
 from clinrl.tasks.base import get_task
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +42,16 @@ def test_a_share_of_fewer_cases_than_its_row_has_says_of_how_many() -> None:
 )
 def test_the_values_of_a_slice_are_in_their_order_and_not_in_that_of_letters(task: str, values: list[str]) -> None:
     assert versions.arranged(get_task(task), sorted(values)) == values
+
+
+@pytest.mark.long
+def test_the_thresholds_of_all_modes_are_drawn_over_the_same_axes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[charts.Chart] = []
+    monkeypatch.setattr(build.Site, "figure", lambda _, **about: drawn.extend(about["charts"]) or Markup(""))
+    path = paths.comparison_report("esi-series").with_suffix(".md")
+    build._read(build.Site(load_params(), tmp_path, 1), path, "reports/comparisons/esi-series.html")
+    first, second = drawn
+    assert first.title != second.title
+    assert (first.x, first.y) == (second.x, second.y)

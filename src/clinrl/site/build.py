@@ -253,13 +253,18 @@ def _read(site: Site, path: Path, url: str) -> markdown.Page:
         task = get_task(report.task)
         rows = [versions.rows_of(task, report, name, site.modes(task.name), name)
                 for name in dict.fromkeys([*report.columns[:1], *task.compared, report.quality]) if name]  # fmt: skip
+        drawn = [
+            (name, axes, {row: [(100 * a, 100 * b) for a, b in zip(*both, strict=True)] for row, _, both in series})
+            for name, axes, series in results.curves(task, report)
+        ]
+        every = [point for _, _, rows in drawn for points in rows.values() for point in points]
         lines = [
             charts.chart(
                 f"Thresholds on probabilities, {name}", f"{across}, % of cases", f"{upward}, % of cases",
-                {row: [(100 * a, 100 * b) for a, b in zip(xs[1:], ys[1:], strict=True)] for row, _, (xs, ys) in series},
-                site.colours[task.name], marks={row: (100 * xs[0], 100 * ys[0]) for row, _, (xs, ys) in series},
+                {row: points[1:] for row, points in series.items()}, site.colours[task.name],
+                marks={row: points[0] for row, points in series.items()}, beside=every,
             )
-            for name, (across, upward), series in results.curves(task, report)
+            for name, (across, upward), series in drawn
         ]  # fmt: skip
         figure = site.figure(intervals=[row for row in rows if row], charts=lines, modes=site.modes(task.name))
         pictures[path.with_suffix(".png").as_posix()] = figure
