@@ -76,12 +76,15 @@ async function start() {
   }
 
   async function apply(opened = "") {
-    other = null;
-    if (value("with")) {
-      const data = await clinrl.get(value("with"));
+    const wanted = value("with");
+    let found = null;
+    if (wanted) {
+      const data = await clinrl.get(wanted);
       const theirs = await clinrl.get(`exam.${data.exam}`);
-      other = { data, exam: theirs, places: new Map(theirs.cases.map((one, at) => [one[0], at])) };
+      found = { data, exam: theirs, places: new Map(theirs.cases.map((one, at) => [one[0], at])) };
     }
+    if (wanted !== value("with")) return; // another was chosen meanwhile, and is listed when its data come
+    other = found;
     list(opened);
   }
 
