@@ -227,8 +227,8 @@ def write(site: Site, advance: Callable[..., None]) -> None:
 def _words(line: audit_log.Entry) -> str:
     """What the search knows of a line of the audit log: its texts, its reasons, and the versions of a rollback."""
     sides = [line.body[side].get("version") for side in ("from", "to") if isinstance(line.body.get(side), dict)]
-    said = (*line.body.values(), *line.body.get("reasons", ()), *sides)
-    return " ".join(text for text in said if isinstance(text, str))
+    parts = (*line.body.values(), *line.body.get("reasons", ()), *sides)
+    return " ".join(text for text in parts if isinstance(text, str))
 
 
 def _is_compared(name: str) -> bool:
