@@ -4,9 +4,10 @@ python -m flows build imaging-arms
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import httpx
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 WORKERS = "make/elsewhere"
 """The deployment of prefect.yaml that workers poll for."""
-PENDING_S = 300.0
-"""Seconds that a worker may take from accepting a run to starting it."""
 TRIES = 8
 """The most times that a version is given to a worker. A lost worker costs a try; a stage that fails ends all tries."""
 REST_S = 10.0
@@ -49,8 +48,8 @@ def build(what: str) -> State[None]:
     The result is the branch `built/{what}` of the origin, in the order of params.yaml, whichever worker was first. A
     version that fails stops only its descendants.
     """
-    runs.begin()
-    lost_workers.watch()
+    _answered(runs.begin)
+    _answered(lost_workers.watch)
     to, failed, says = f"{branches.BUILT}/{what}", dict[str, str](), list[str]()
     head = clone.head()
     clone.share(load_params().scale)
@@ -75,7 +74,7 @@ def build(what: str) -> State[None]:
                 made.append(name)
                 try:
                     steps.register(name)
-                    pages.show_exam(params, name)
+                    _answered(partial(pages.show_exam, params, name))
                     registered += 1
                 except Refused as error:  # its descendants need its files alone
                     says.append(f"{name} is not registered: {error}")
@@ -122,19 +121,11 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     logger, since = get_run_logger(), time.monotonic()
     found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
     lost = dict[UUID, float]()  # when each loss was first seen; a run that was not started is Cancelled by then
-    with runs.prefect_errors():
-        given = {name: _give(name, commit) for name in names}
+    given = {name: _answered(partial(_give, name, commit)) for name in names}
     for next_one in names:
         while next_one in given:
             time.sleep(POLL_S)
-            try:
-                states = _states(given, pending)
-            except (httpx.TransportError, PrefectHTTPStatusError) as error:
-                if not runs.is_away(error):
-                    raise
-                # Workers go on without the server, so this waits for them.
-                logger.warning("the Prefect server does not answer; asking again")
-                continue
+            states = _answered(partial(_states, given, pending))
             if not all(state.is_scheduled() for state in states.values()):
                 since = time.monotonic()
             elif time.monotonic() - since > WAITING_S:
@@ -150,8 +141,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
                         continue
                     tries[name] += 1
                     logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
-                    with runs.prefect_errors():
-                        given[name] = _give(name, commit)
+                    given[name] = _answered(partial(_give, name, commit))
                     continue
                 del given[name]
                 found[name] = None if state.is_completed() else state.message or state.name or "it failed"
@@ -159,10 +149,29 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
         yield next_one, found[next_one]
 
 
+def _answered(ask: Callable[[], Any]) -> Any:
+    """What the Prefect server answers, once it does: workers go on without it, so this waits while it is away."""
+    with runs.prefect_errors():
+        while True:
+            try:
+                return ask()
+            except (httpx.TransportError, PrefectHTTPStatusError) as error:
+                if not runs.is_away(error):
+                    raise
+            get_run_logger().warning("the Prefect server does not answer; asking again")
+            time.sleep(POLL_S)
+
+
 def _give(name: str, commit: str) -> UUID:
-    """Ask the workers for a version. Raises Refused if no server knows of any workers."""
+    """Ask the workers for a version, unless somebody has. Raises Refused if no server knows of any workers."""
+    tag, states = f"{name}@{commit}", ["SCHEDULED", "PENDING", "RUNNING"]
+    same = FlowRunFilter.model_validate({"tags": {"all_": [tag]}, "state": {"type": {"any_": states}}})
     try:
-        run = run_deployment(WORKERS, parameters={"name": name, "commit": commit}, timeout=0)
+        with get_client(sync_client=True) as client:
+            if begun := client.read_flow_runs(flow_run_filter=same, limit=1):
+                get_run_logger().info("%s was asked for before; waiting for that run", name)
+                return begun[0].id
+        run = run_deployment(WORKERS, parameters={"name": name, "commit": commit}, timeout=0, tags=[tag])
         return cast("FlowRun", run).id  # of another type for asynchronous callers
     except ObjectNotFound:
         raise Refused(
@@ -184,7 +193,7 @@ def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, 
         for run, state in states.items():
             if not state.is_pending():
                 pending.pop(run, None)
-            elif time.monotonic() - pending.setdefault(run, time.monotonic()) > PENDING_S:
+            elif time.monotonic() - pending.setdefault(run, time.monotonic()) > runs.PENDING_S:
                 states[run] = Crashed(message="Its worker did not start it.")
                 client.set_flow_run_state(run, Cancelled(message=states[run].message), force=True)
     gone: State[None] = Crashed(message="The server does not know its run any more.")

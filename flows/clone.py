@@ -38,7 +38,6 @@ OURS = "checkout"
 """The DVC remote of a clone whose project has none: the cache of the checkout."""
 BEGUN = "refs/clinrl/begun"
 """The commit at which the last run of a clone began; the commits of that run follow it."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Away(Refused):
@@ -59,18 +58,17 @@ def head() -> str:
 def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterator[None]:
     """Work in a clone of this checkout's origin, at a commit, until the block ends. `name` is the clone's purpose.
 
-    `left` is called in the clone before it is reset, if an earlier run, which was killed or found the origin away, left
-    uncommitted files or commits that the origin lacks. The clone stays, with checkpoints and DVC's cache, so that a
-    killed training continues there. A checkout without an origin is the origin itself. Stages import clinrl from the
-    clone; the registry stays the checkout's. Raises Refused for a malformed commit, or one that the origin lacks.
+    `left` is called in the clone before it is reset, if a run that was killed or found the origin away left work there.
+    The clone stays, so that a killed training continues in it. A checkout without an origin is the origin itself.
+    Stages import clinrl from the clone; the registry stays the checkout's. Raises Refused if it lacks the commit.
     """
-    if not _COMMIT.fullmatch(commit):
+    if not re.fullmatch("[0-9a-f]{40}", commit):
         raise Refused(f"{commit!r} is no full digest of a commit; `git rev-parse HEAD` prints one")
     checkout, clones = Path.cwd(), Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
     prefix, top = git("rev-parse", "--show-prefix"), git("rev-parse", "--show-toplevel")
-    origin = git("config", "--default", top, "--get", "remote.origin.url")
-    if (local := Path(top, origin)).exists():
-        origin = str(local)  # a relative path would mean another folder in the clone
+    fetched = git("config", "--default", top, "--get", "remote.origin.url")
+    pushed = git("config", "--default", fetched, "--get", "remote.origin.pushurl")
+    origin, to = (str(Path(top, at)) if Path(top, at).exists() else at for at in (fetched, pushed))  # not relative
     _leave_checkout()
     with _own(clones, name) as folder:
         if not (folder / ".git").is_dir():
@@ -84,8 +82,11 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
             if Path(".git/MERGE_HEAD").exists():
                 git("merge", "--abort")
             git("remote", "set-url", "origin", origin)
-            if left and git("for-each-ref", BEGUN) and (git("status", "--porcelain") or _unpushed()):
+            git("remote", "set-url", "--push", "origin", to)
+            unpushed = "rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"  # when last fetched
+            if left and git("for-each-ref", BEGUN) and (git("status", "--porcelain") or git(*unpushed)):
                 with chdir(folder / prefix):
+                    _copy_own(checkout, clones)  # perhaps a new address or password of the DVC remote
                     left()
             git("fetch", "--quiet", "--", origin, commit)
             git("update-ref", "-d", BEGUN)  # what a checkout that is cut short leaves is no run's work
@@ -93,14 +94,19 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
             begin_here()
             git("clean", "--quiet", "--force", "-d")  # what git ignores stays
         with chdir(folder / prefix):
-            for place, own in product((checkout, clones), OWN):
-                if (place / own).exists():
-                    shutil.copy2(place / own, own)
+            _copy_own(checkout, clones)
             _link_shared(checkout, may_have_keys=name == "worker")  # a worker registers nothing
             Path(".dvc/tmp/rwlock").unlink(missing_ok=True)  # it names dead processes: no other works here
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])
             dvc_state.fence()
             yield
+
+
+def _copy_own(*places: Path) -> None:
+    """Copy the files that git does not carry into the working directory."""
+    for place, own in product(places, OWN):
+        if (place / own).exists():
+            shutil.copy2(place / own, own)
 
 
 def _leave_checkout() -> None:
@@ -128,11 +134,6 @@ def _link_shared(checkout: Path, *, may_have_keys: bool) -> None:
 def begin_here() -> None:
     """Mark the present commit as the start of this run: a later run hands over only what follows it."""
     git("update-ref", BEGUN, "HEAD")
-
-
-def _unpushed() -> bool:
-    """Whether the last run in this clone made commits that no branch of the origin had when last fetched."""
-    return bool(git("rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"))
 
 
 @contextmanager
@@ -182,8 +183,7 @@ def push(addresses: Collection[str]) -> None:
 
 
 def git(*words: str, strip: bool = True, date: str = "") -> str:
-    """The output of git; `date`: of a commit, if not now. Raises Refused with git's last line if it fails, Away if the
-    command was about another repository."""
+    """The output of git; `date`: of a commit. Raises Refused if it fails, Away if that was about another repository."""
     says = AUTHOR | ({"DATE": date} if date else {})
     env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in says.items()}
     env["GIT_TERMINAL_PROMPT"] = "0"

@@ -6,8 +6,7 @@ This command works in the checkout. A scheduled run works in a clone, and hands 
 
 If the task's schedule says `draft: true`, a run that finds everything built and settled drafts the next version from
 the champion's errors. A draft within the change plan that is ahead of the champion on the mine data goes to the gate,
-whose look at the exam spends error budget. One that fails is dropped, with its record, so that the next run tries
-something else. Without budget, no version is drafted.
+whose look at the exam spends error budget. One that fails is dropped, on record. Without budget, nothing is drafted.
 """
 
 from contextlib import chdir, suppress
@@ -66,6 +65,7 @@ def scheduled(task: str) -> State[None]:
     checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
 
     def left() -> None:
+        clone.share_cache(checkout)
         with suppress(ParamsError):  # the code has changed since, and cannot say what was made
             clone.push(addresses(load_params(), task))
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)

@@ -6,6 +6,7 @@ tagged with its process and with the lease of the slot it holds; every flow firs
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -14,7 +15,7 @@ from uuid import UUID
 import httpx
 from prefect import State, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import StateType
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.context import ConcurrencyContext
@@ -35,12 +36,13 @@ TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
 
 Workers that share a Prefect server and no machine, or one machine and no GPU, each name a slot of their own in
 CLINRL_SLOT, such as cpu-of-ward or gpu-0."""
+PENDING_S = 300.0
+"""Seconds that a process may take from accepting a run to starting it."""
 LEASE_S = 60.0
 """Seconds after which the server frees a slot whose holder is silent: the least that Prefect allows."""
 
-_PROCESS, _LEASE = "process:", "lease:"
+_PROCESS, _LEASE = "process:", "lease-{}:"  # a run may hold slots of two limits
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
-_OPEN = [StateType.PENDING, StateType.RUNNING]
 
 
 def start(flow: Any, parameters: dict[str, Any]) -> Any:
@@ -100,19 +102,19 @@ def begin() -> None:
 
 
 def sweep(client: Any) -> list[UUID]:
-    """Set runs whose process on this machine is dead to Crashed and free their slots. Returns the runs' ids."""
+    """Set runs whose process here is dead, or never began, to Crashed and free their slots. Returns the runs' ids."""
     swept = []
     for run in _unfinished(client):
         owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
-        if not owners or not all(map(processes.is_dead, owners)):
+        if not all(map(processes.is_dead, owners)) or not (owners or _never_began(client, run)):
             continue
         for tag in run.tags:
-            if tag.startswith(_LEASE):
-                client.release_concurrency_slots_with_lease(UUID(tag.removeprefix(_LEASE)))
-        state: State[None] = Crashed(message="Its process was killed.")
+            if tag.startswith("lease"):
+                client.release_concurrency_slots_with_lease(UUID(tag.rpartition(":")[2]))
+        state: State[None] = Crashed(message="Its process was killed." if owners else "Its process did not start.")
         for task_run in client.read_task_runs(
             flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
-            task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": _OPEN}}}),
+            task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}}),
         ):
             client.set_task_run_state(task_run.id, state, force=True)
         client.set_flow_run_state(run.id, state, force=True)
@@ -120,6 +122,14 @@ def sweep(client: Any) -> list[UUID]:
     if swept:
         _free_slots(client, _unfinished(client))
     return swept
+
+
+def _never_began(client: Any, run: Any) -> bool:
+    """Whether a run of this project's deployments was accepted long ago, by a process that did not come to `begin`."""
+    if not run.deployment_id or not run.state.is_pending() or time.time() - run.state.timestamp.timestamp() < PENDING_S:
+        return False
+    alike = DeploymentFilter.model_validate({"id": {"any_": [run.deployment_id]}})
+    return any((one.entrypoint or "").startswith("flows") for one in client.read_deployments(deployment_filter=alike))
 
 
 def _unfinished(client: Any) -> list[Any]:
@@ -133,7 +143,7 @@ def _unfinished(client: Any) -> list[Any]:
 
 def _free_slots(client: Any, alive: list[Any]) -> None:
     """Free slots that no living run is tagged with: a run may have been killed before it was tagged with its lease."""
-    held = sum(any(tag.startswith(_LEASE) for tag in run.tags) for run in alive)
+    held = sum(any(tag.startswith(_LEASE.format(TRAINING)) for tag in run.tags) for run in alive)
     with suppress(ObjectNotFound):  # there is no limit before the first run
         if client.read_global_concurrency_limit_by_name(TRAINING).active_slots > held:
             client.update_global_concurrency_limit(TRAINING, GlobalConcurrencyLimitUpdate(active_slots=held))
@@ -160,7 +170,7 @@ def slot(name: str) -> Iterator[None]:
         with concurrency(name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
             context = ConcurrencyContext.get()
             leases = context.cleanup_lease_ids if context else []
-            _tag(client, *(f"{_LEASE}{lease}" for lease in leases))
+            _tag(client, *(f"{_LEASE.format(name)}{lease}" for lease in leases[-1:]))
             yield
 
 

@@ -187,6 +187,7 @@ def test_who_looks_at_the_counts_is_beside_what_serves_and_its_end_is_not_that_o
     assert "--limit 1 " in watches["command"][2]
     assert (watches["workingDir"], watches["volumeMounts"]) == (serves["workingDir"], serves["volumeMounts"])
     assert "readinessProbe" not in watches
+    assert pod["hostname"] == "serve", "a run of a pod that was replaced is known as dead by its host's name"
     assert {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI"} <= variables(watches).keys()
 
 

@@ -197,6 +197,15 @@ def test_the_code_of_a_card_opens_what_was_examined(hub, monkeypatch):
     assert "`'<think>\\n'` with thinking, `'<think>\\n\\n</think>\\n\\n'` without" in here
 
 
+def test_a_full_model_is_not_its_own_base(hub):
+    adapter = collect(load_params(), load_params().model("v2"))
+    full = replace(adapter, manifest=adapter.manifest.model_copy(update={"files": {"model.safetensors": "a" * 64}}))
+    card = ModelCard(card_of(full, REPO, {"repo": REPO}))
+    assert (card.data.base_model, card.data.base_model_relation) == (None, "merge")
+    assert f"| its base, esi-base | `{identity(full.base)}` |" in card.text
+    assert f'PreTrainedTokenizerFast.from_pretrained("{REPO}")' in card.text
+
+
 def test_an_adapter_above_a_folder_of_this_machine_is_not_pushed(hub, capsys, monkeypatch):
     named = {"repo": "/home/ada/model", "commit": "local-1", "quantize": "none"}
     monkeypatch.setattr(bases, "reference", lambda _: named)

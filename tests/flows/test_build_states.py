@@ -24,7 +24,7 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
     from prefect import flow, get_client
     from prefect.states import Completed, Pending, Running
 
-    from flows import build
+    from flows import build, runs
 
     @flow
     def version() -> None: ...
@@ -54,7 +54,7 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
             "never": "CRASHED",
         }
         assert asked == ([2, 2, 1] if at_once == 2 else [5])
-        monkeypatch.setattr(build, "PENDING_S", -1.0)
+        monkeypatch.setattr(runs, "PENDING_S", -1.0)
         assert [*pending] == [given["waits"]]
         assert build._states(given, pending)["waits"].is_crashed()
         assert client.read_flow_run(given["waits"]).state.is_cancelled(), "or it would begin beside another"
@@ -151,10 +151,10 @@ def test_a_version_that_its_worker_does_not_start_is_given_to_another(
     """Its run counts as Crashed at one look only: it is cancelled at once."""
     from prefect.states import Completed, Pending
 
-    from flows import build
+    from flows import runs
 
     given = given_until_built(monkeypatch, lambda now: Completed() if now else Pending())
-    assert build.PENDING_S < given[1] < build.PENDING_S + 30.0
+    assert runs.PENDING_S < given[1] < runs.PENDING_S + 30.0
 
 
 @pytest.mark.parametrize("code", [500, 422])
@@ -237,3 +237,66 @@ def test_the_automation_for_lost_workers_takes_the_place_of_an_older_one(prefect
             assert new[0].trigger != wide
             kept.append(new[0].id)
         assert kept[0] == kept[1]
+
+
+def test_a_version_that_another_build_has_asked_for_is_not_asked_for_again(prefect: None) -> None:
+    from flows.make import make
+    from prefect import flow, get_client
+    from prefect.states import Cancelled, Running
+
+    from flows import build
+
+    @flow
+    def asked(name: str, commit: str) -> UUID:
+        return build._give(name, commit)
+
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(make), name="elsewhere")
+        waits = asked("v1", "a" * 40)
+        assert asked("v1", "a" * 40) == waits
+        client.set_flow_run_state(waits, Running(), force=True)
+        assert asked("v1", "a" * 40) == waits
+        others = asked("v2", "a" * 40), asked("v1", "b" * 40)
+        client.set_flow_run_state(waits, Cancelled(), force=True)
+        assert len({waits, *others, asked("v1", "a" * 40)}) == 4
+        for run in client.read_flow_runs():
+            if run.deployment_id:
+                client.delete_flow_run(run.id)
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["the question is lost", "the answer is lost"])
+def test_a_server_that_is_away_when_a_version_is_given_ends_no_build(
+    is_taken: bool, prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.make import make
+    from prefect import flow, get_client
+    from prefect.deployments import run_deployment
+    from prefect.states import Completed
+
+    from flows import build
+
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(make), name="elsewhere")
+        asked, pauses = list[object](), list[float]()
+
+        def ask(*words: object, **how: object) -> object:
+            asked.append(words)
+            run = run_deployment(*words, **how) if is_taken or len(asked) > 1 else None
+            if len(asked) == 1:
+                raise httpx.ReadError("away")
+            return run
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            for run in client.read_flow_runs() if len(pauses) > 1 else ():
+                if run.deployment_id:
+                    client.set_flow_run_state(run.id, Completed(), force=True)
+
+        @flow
+        def outcomes() -> list[tuple[str, str | None]]:
+            return [*build.outcomes(["v1"], "c" * 40)]
+
+        monkeypatch.setattr(build, "run_deployment", ask)
+        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+        assert outcomes() == [("v1", None)]
+    assert len(asked) == (1 if is_taken else 2)

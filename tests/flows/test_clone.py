@@ -329,6 +329,15 @@ def test_what_a_killed_run_left_is_handed_over_before_the_clone_is_used_again(ch
         assert Path("src/code.py").read_text() == ""
 
 
+def test_what_a_killed_run_left_is_handed_over_with_the_settings_of_now(checkout: Path) -> None:
+    commit, seen = clone.head(), list[str]()
+    for number in range(2):
+        write_text(Path("machine.yaml"), f"# {number}\n")
+        with clone.at(commit, "retrain", lambda: seen.append(Path("machine.yaml").read_text())):
+            write_text(Path("data/reports/v1.json"), "{}")
+    assert seen == ["# 1\n"]
+
+
 def test_what_a_checkout_that_was_cut_short_left_is_no_run_s_work(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -596,6 +605,18 @@ def test_a_clone_follows_the_origin_of_the_checkout(checkout: Path, tmp_path: Pa
     git("remote", "set-url", "origin", "../moved")
     to = made(commit, "v1", lambda: trained("v1"))
     assert git("--git-dir", str(tmp_path / "moved"), "rev-parse", "--verify", to)
+
+
+def test_a_clone_pushes_where_the_checkout_pushes(checkout: Path, tmp_path: Path) -> None:
+    commit, other = clone.head(), str(tmp_path / "other")
+    git("clone", "-q", "--bare", str(tmp_path / "origin"), other)
+    git("remote", "set-url", "--push", "origin", "../other")
+    to = made(commit, "v1", lambda: trained("v1"))
+    assert git("--git-dir", other, "for-each-ref", f"refs/heads/{to}")
+    assert not git("--git-dir", str(tmp_path / "origin"), "for-each-ref", f"refs/heads/{to}")
+    git("config", "--unset", "remote.origin.pushurl")
+    to = made(commit, "v2", lambda: trained("v2"))
+    assert git("--git-dir", str(tmp_path / "origin"), "for-each-ref", f"refs/heads/{to}")
 
 
 def test_keys_that_only_a_clone_has_are_refused(checkout: Path) -> None:

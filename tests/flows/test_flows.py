@@ -633,3 +633,57 @@ def test_runs_of_dead_processes_are_found_however_many_wait(prefect: None) -> No
         for run in made[1:-1]:
             client.delete_flow_run(run)
     assert states == [StateType.CRASHED, *[StateType.PENDING] * 3, StateType.CRASHED]
+
+
+def test_runs_that_a_killed_server_of_deployments_accepted_are_ended_later(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.reproduce import reproduce
+    from prefect import get_client
+    from prefect.states import Pending
+
+    from flows import runs
+
+    with get_client(sync_client=True) as client:
+        of = client.create_flow(reproduce)
+        ours, foreign = (
+            client.create_flow_run_from_deployment(
+                client.create_deployment(of, name=name, entrypoint=f"{name}.reproduce:reproduce"), state=Pending()
+            ).id
+            for name in ("flows", "others")
+        )
+        assert not {ours, foreign} & {*runs.sweep(client)}, "it may begin yet"
+        monkeypatch.setattr(runs, "PENDING_S", 0.0)
+        assert runs.sweep(client) == [ours]
+        assert client.read_flow_run(ours).state.is_crashed()
+        client.delete_flow_run(foreign)
+
+
+def test_a_run_that_holds_two_slots_says_so_and_both_are_freed_when_it_is_killed(prefect: None) -> None:
+    from prefect import flow, get_client, task
+    from prefect.runtime import flow_run
+
+    from clinrl.runtime import processes
+    from flows import runs
+
+    host, number, _ = processes.identity().rsplit(":", 2)
+    limits, tags, held = (runs.TRAINING, "retrain-esi"), list[str](), list[int]()
+
+    @task
+    def trains() -> None:
+        with runs.slot(limits[0]), get_client(sync_client=True) as client:
+            run = client.read_flow_run(flow_run.get_id())
+            client.update_flow_run(run.id, tags=[f"process:{host}:{number}:ended", *run.tags])
+            tags.extend(run.tags)
+            held.extend(client.read_global_concurrency_limit_by_name(limit).active_slots for limit in limits)
+            runs.sweep(client)
+            held.extend(client.read_global_concurrency_limit_by_name(limit).active_slots for limit in limits)
+
+    @flow
+    def retrains() -> None:
+        with runs.slot(limits[1]):
+            trains()
+
+    retrains(return_state=True)
+    assert sorted(tag.partition(":")[0] for tag in tags) == sorted(f"lease-{limit}" for limit in limits)
+    assert held == [1, 1, 0, 0]

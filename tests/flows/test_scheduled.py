@@ -162,6 +162,31 @@ def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: py
 
 
 @pytest.mark.long
+def test_what_a_run_left_is_sent_to_the_cache_of_a_checkout_with_settings_of_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings are copied into the clone, over the remote that the run before had added there."""
+    from prefect.states import Completed
+
+    from flows import branches, clone, retrain
+
+    def renew(*_: object) -> Any:
+        Path("data/reports/left.json").write_text("{}")
+        return Completed()
+
+    scripted.commit()
+    Path(".dvc/config.local").write_text("[core]\n    checksum_jobs = 1\n")
+    monkeypatch.setattr(retrain, "renew", renew)
+    with monkeypatch.context() as patch:
+        patch.setattr(branches, "hand_over", mock.Mock(side_effect=clone.Away("the origin is away")))
+        assert scheduled().is_failed()
+    monkeypatch.setattr(retrain, "renew", lambda *_: Completed())
+    state = scheduled()
+    assert state.is_completed(), state.message
+    assert git("show", f"{BRANCH}:data/reports/left.json") == "{}"
+
+
+@pytest.mark.long
 def test_records_that_git_ignores_are_read_where_they_are_or_the_run_is_refused(project: Path) -> None:
     """Served records are mined by a scheduled run, which works in a clone."""
     from prefect import flow

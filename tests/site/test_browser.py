@@ -63,7 +63,12 @@ def test_a_transcript_opens_and_runs_no_script(site: Path) -> None:
               "total": -1.0, "terms": [["level", -1.0]]}  # fmt: skip
     modes = {"think": {"verdicts": "sr", "shown": {"0": answer}}}
     data = {"name": "made", "exam": "made", "safety": "errors", "modes": modes}
-    exam = {"slices": ["rule"], "cases": [["esi-00", ["a"]], ["esi-01", ["b"]]], "requests": {"0": hostile}}
+    exam = {
+        "slices": ["rule"],
+        "values": [["a", "b"]],
+        "cases": [["esi-00", ["a"]], ["esi-01", ["b"]]],
+        "requests": {"0": hostile},
+    }
     params = load_params(ROOT / "params.yaml")
     model = params.model("esi-v49")
     shown = Shown("made", "made", False, {"think": Counts(2, 1, 1, 0)}, data, exam)

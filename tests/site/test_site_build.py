@@ -117,6 +117,9 @@ def test_all_wrong_answers_are_shown_and_some_right_ones(site: Path) -> None:
     exam = sites.data(site, f"exam.{found['exam']}")
     assert set(exam["requests"]) >= set(found["modes"]["think"]["shown"])
     assert len(exam["cases"]) == 40
+    assert [set(values) for values in exam["values"]] == [
+        {traits[place] for _, traits in exam["cases"]} for place, _ in enumerate(exam["slices"])
+    ]
 
 
 def test_right_answers_that_parent_or_child_got_wrong_come_first(site: Path) -> None:
@@ -143,6 +146,19 @@ def test_the_audit_log_and_the_gate_are_told(site: Path) -> None:
     assert "Ada Lovelace" in log
     for name, state in {"v1": "champion", "v3": "refused", "v2": "open"}.items():
         assert f"{name} {state}" in " ".join("".join(pages[f"versions/{name}.html"].text).split()), name
+
+
+def test_the_search_knows_what_the_audit_log_and_the_gate_say(site: Path, params: Params) -> None:
+    index = json.loads((site / "search-index.js").read_text(encoding="utf-8").removeprefix("clinrl.index="))
+    texts = {url: text for _, url, text in index}
+    for line in audit_log.lines(params):
+        said = texts[f"audit-log.html#L{line.digest[:12]}"]
+        assert all(reason in said for reason in line.body.get("reasons", ()))
+        assert "Ada Lovelace" in said or "approver" not in line.body
+    page = " ".join("".join(sites.read(site)["versions/v3.html"].text).split())
+    says = build.Site(params, site, 3).standings["v3"].says
+    assert says in texts["versions/v3.html"]
+    assert says.replace("`", "") in page
 
 
 def test_of_a_long_audit_log_the_last_lines_are_shown_in_full_and_each_line_is_read_once(

@@ -100,12 +100,14 @@ def card_of(made: Recorded, repo: str, base: Mapping[str, Any]) -> str:
         raise DataError(f"{made.model.name} learned from somebody's records and may repeat them; nothing was pushed")
     card = ModelCard(made.card)
     data: Any = card.data
-    data.base_model, data.base_model_relation = base["repo"] or None, "adapter" if made.is_adapter else "merge"
     is_embedded = base["repo"] == repo
+    named = None if is_embedded and not made.is_adapter else base["repo"]  # an adapter is sent with the embedded base
+    data.base_model, data.base_model_relation = named or None, "adapter" if made.is_adapter else "merge"
     blocks = [repr(block) for block in bases.think_blocks(made.model.folder)]
     card.text += "\n" + render(
         "hub_card", name=made.model.name, repo=repo, base=base["repo"], is_adapter=made.is_adapter, digest=made.digest,
-        base_digest=identity(made.base), subfolder=BASE if is_embedded else "", blocks=blocks,
+        base_digest=identity(made.base), base_name=f"{made.model.task.name}-base",
+        subfolder=BASE if is_embedded else "", blocks=blocks,
         commit=base.get("commit", ""), quantized=base.get("quantize") == "nf4" or bool(made.manifest.spec.get("qlora")),
         reader="PreTrainedTokenizerFast" if is_embedded else "AutoTokenizer",
     )  # fmt: skip

@@ -70,11 +70,16 @@ def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = Non
 
 
 def metrics(
-    task: Task, names: Iterable[str], found: Mapping[str, Estimate], printed: Mapping[str, float] | None = None
+    task: Task,
+    names: Iterable[str],
+    found: Mapping[str, Estimate],
+    printed: Mapping[str, float] | None = None,
+    n: int | None = None,
 ) -> list[str]:
-    """A cell for each metric. A published number in `printed` replaces the estimate, and has no interval."""
+    """A cell for each metric, with its n if that is not the given one. A published number in `printed` replaces the
+    estimate, and has no interval."""
     published = printed or {}
-    return [plain(published[name]) if name in published else metric(found.get(name), task, name) for name in names]
+    return [plain(published[name]) if name in published else metric(found.get(name), task, name, n) for name in names]
 
 
 def figures(task: Task, names: Iterable[str], found: Mapping[str, Figure]) -> list[str]:
@@ -82,14 +87,17 @@ def figures(task: Task, names: Iterable[str], found: Mapping[str, Figure]) -> li
     return [figure(found.get(name), task, name) for name in names]
 
 
-def figure(found: Figure | None, task: Task, name: str) -> str:
-    """A number of a row over seeds with its interval, or, if single cases are unknown, with the range of its seeds."""
+def figure(found: Figure | None, task: Task, name: str, n: int | None = None) -> str:
+    """A number of a row over seeds with its interval, or, if single cases are unknown, with the range of its seeds.
+
+    Its n is added if it is not the given one.
+    """
     if found is None:
         return ""
     if found.low is None or found.high is None:
         ends = " to ".join(_number(task, name, edge) for edge in (min(found.seeds), max(found.seeds)))
-        return f"{_number(task, name, found.value)}, {ends}"
-    return metric(Estimate(value=found.value, low=found.low, high=found.high, n=found.n), task, name)
+        return f"{_number(task, name, found.value)}, {ends}{'' if n in (None, found.n) else f', n {found.n}'}"
+    return metric(Estimate(value=found.value, low=found.low, high=found.high, n=found.n), task, name, n)
 
 
 def _number(task: Task, name: str, value: float) -> str:

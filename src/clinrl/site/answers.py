@@ -14,6 +14,7 @@ from clinrl.evaluation.record import Record
 from clinrl.evaluation.show import is_wrong
 from clinrl.pipeline.plan import children
 from clinrl.reports.episode import ENDS, decided_text, episode_of, steps
+from clinrl.site.versions import arranged
 from clinrl.tasks.base import GIVEN
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import Share
@@ -96,6 +97,7 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
     slices = task.reporting.slices
     cases = {
         "slices": list(slices),
+        "values": [arranged(task, {of(case) for case in run.cases}) for of in slices.values()],
         "cases": [[case.id, [of(case) for of in slices.values()]] for case in run.cases],
         "requests": requests,
     }

@@ -207,6 +207,10 @@ def write(site: Site, advance: Callable[..., None]) -> None:
         advance()
     lines, unbelieved = site.log
     site.page("audit-log.html", "log", "Audit log", lines=lines, unbelieved=unbelieved, full=FULL_LINES)
+    site.entries += [
+        (f"Audit log: {line.at} {line.kind}", f"audit-log.html#L{line.digest[:12]}", _words(line))
+        for line in lines[-FULL_LINES:]
+    ]
     groups = _groups({path: (url, pages[path].title) for path, url in found.items()})
     site.page("docs.html", "docs", "Documentation", groups=groups)
     site.page("comparisons.html", "comparisons", "Comparisons", urls=site.targets, compared=site.compared, titles={
@@ -218,6 +222,13 @@ def write(site: Site, advance: Callable[..., None]) -> None:
     site.page("search.html", "search", "Search")
     site.text("search-index.js", f"clinrl.index={canonical_json(site.entries)}\n")
     advance(2)
+
+
+def _words(line: audit_log.Entry) -> str:
+    """What the search knows of a line of the audit log: its texts, its reasons, and the versions of a rollback."""
+    sides = [line.body[side].get("version") for side in ("from", "to") if isinstance(line.body.get(side), dict)]
+    parts = (*line.body.values(), *line.body.get("reasons", ()), *sides)
+    return " ".join(text for text in parts if isinstance(text, str))
 
 
 def _is_compared(name: str) -> bool:
@@ -242,13 +253,18 @@ def _read(site: Site, path: Path, url: str) -> markdown.Page:
         task = get_task(report.task)
         rows = [versions.rows_of(task, report, name, site.modes(task.name), name)
                 for name in dict.fromkeys([*report.columns[:1], *task.compared, report.quality]) if name]  # fmt: skip
+        drawn = [
+            (name, axes, {row: [(100 * a, 100 * b) for a, b in zip(*both, strict=True)] for row, _, both in series})
+            for name, axes, series in results.curves(task, report)
+        ]
+        every = [point for _, _, rows in drawn for points in rows.values() for point in points]
         lines = [
             charts.chart(
                 f"Thresholds on probabilities, {name}", f"{across}, % of cases", f"{upward}, % of cases",
-                {row: [(100 * a, 100 * b) for a, b in zip(xs[1:], ys[1:], strict=True)] for row, _, (xs, ys) in series},
-                site.colours[task.name], marks={row: (100 * xs[0], 100 * ys[0]) for row, _, (xs, ys) in series},
+                {row: points[1:] for row, points in series.items()}, site.colours[task.name],
+                marks={row: points[0] for row, points in series.items()}, beside=every,
             )
-            for name, (across, upward), series in results.curves(task, report)
+            for name, (across, upward), series in drawn
         ]  # fmt: skip
         figure = site.figure(intervals=[row for row in rows if row], charts=lines, modes=site.modes(task.name))
         pictures[path.with_suffix(".png").as_posix()] = figure
@@ -309,7 +325,7 @@ def _version(site: Site, name: str, shown: Shown | None) -> None:
     )  # fmt: skip
     site.page(f"answers/{name}.html", "answers", f"Answers of {name}", name=name, shown=shown, model=model, task=task)
     words = [spec.profile, spec.why] if spec else [model.kind]
-    site.entries.append((name, url, " ".join([site.standings[name].state, *words])))
+    site.entries.append((name, url, " ".join([site.standings[name].state, *words, site.standings[name].says])))
 
 
 def _tree(site: Site, task: str) -> tree.Tree:
@@ -322,7 +338,9 @@ def _tree(site: Site, task: str) -> tree.Tree:
         for mode, report in site.exams[node.names[0]].reports.items():
             mean, own = arms[0].figure(mode, measure) if arms else None, report.metrics.get(measure)
             number, text = (
-                (mean, numbers.figure(mean, found, measure)) if mean else (own, numbers.metric(own, found, measure))
+                (mean, numbers.figure(mean, found, measure, report.n))
+                if mean
+                else (own, numbers.metric(own, found, measure, report.n))
             )
             if number is None:
                 return []

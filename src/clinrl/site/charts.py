@@ -154,11 +154,14 @@ def place(value: float, axis: tuple[float, float], start: float, end: float) -> 
 def chart(
     title: str, across: str, upward: str, lines: Mapping[str, Points], styles: Styles, *,
     share: bool = False, marks: Mapping[str, tuple[float, float]] | None = None,
-    spans: Sequence[tuple[float, float]] = (), alarms: Sequence[Alarm] = (),
+    spans: Sequence[tuple[float, float]] = (), alarms: Sequence[Alarm] = (), beside: Points = (),
 ) -> Chart:  # fmt: skip
-    """A chart of named lines. `marks` are points apart from the lines, `spans` are parts of the axis to be shaded."""
+    """A chart of named lines. `marks` are points apart from the lines, `spans` are parts of the axis to be shaded.
+
+    The axes hold the points `beside` too: those of charts that are compared with this one.
+    """
     marks = marks or {}
-    every = [point for points in (*lines.values(), list(marks.values())) for point in points]
+    every = [point for points in (*lines.values(), list(marks.values()), beside) for point in points]
     wide = [x for x, _ in every]
     x_axis = (min(wide), max(wide)) if len(set(wide)) > 1 else ends(wide)
     y_axis = ends((y for _, y in every), share=share)

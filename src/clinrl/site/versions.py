@@ -1,6 +1,7 @@
 """The contents of the page of a version, merge or base, from its reports, its parameters and comparisons."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY_TABLE, load
 from clinrl.reports import figures, numbers
 from clinrl.site import charts
 from clinrl.site.charts import Intervals
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import GIVEN, Task
 from clinrl.tracking.mlflow_store import flat
 from clinrl.types import Estimate
 
@@ -93,7 +94,7 @@ def headline(task: Task, exam: Exam, found: Sequence[Arm]) -> list[tuple[str, li
             [
                 (
                     numbers.metric(report.metrics.get(name), task, name, report.n),
-                    numbers.figure(seeds.figure(mode, name), task, name) if seeds else "",
+                    numbers.figure(seeds.figure(mode, name), task, name, report.n) if seeds else "",
                 )
                 for mode, report in exam.reports.items()
             ],
@@ -117,7 +118,7 @@ def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int],
         for row in section.rows if section.part == ALL else ():
             found = (row.qualities if quality else row.metrics).get(metric)
             if found is not None and row.kind != "baseline":
-                says = f"{row.name}, {section.mode}: {numbers.figure(found, task, metric)}"
+                says = f"{row.name}, {section.mode}: {numbers.figure(found, task, metric, section.n)}"
                 dot = charts.Dot(found.value, found.low, found.high, found.seeds, modes.get(section.mode, 0), says)
                 rows.setdefault(row.name, []).append(dot)
     share = task.is_share(metric)
@@ -153,15 +154,29 @@ def slices(task: Task, exam: Exam) -> Iterator[tuple[str, list[str], list[tuple[
             task.compared, values.values()
         )
         rows = []
-        for value, found in values.items():
+        for value in arranged(task, values):
+            found = values[value]
+            n = max((estimate.n for estimate in found.values()), default=0)
             cells = [
-                numbers.metric(report.slices.get(what, {}).get(value, {}).get(name), task, name)
+                numbers.metric(report.slices.get(what, {}).get(value, {}).get(name), task, name, n)
                 for report in exam.reports.values()
                 for name in chosen
             ]
-            n = max((estimate.n for estimate in found.values()), default=0)
             rows.append((value, n, cells))
         yield what, [f"{name}, {mode}" for mode in exam.reports for name in chosen], rows
+
+
+def arranged(task: Task, values: Iterable[str]) -> list[str]:
+    """The values of a slice: input variants, levels and labels in the order of the task, others by text and number."""
+    levels = task.benchmark.levels if task.benchmark else ()
+    names = [GIVEN, *task.reporting.variants, *levels, *map(str, task.labels)]
+    places = {name: place for place, name in enumerate(names)}
+
+    def place(value: str) -> tuple[int, str, list[int], str]:
+        text = re.split(r"\d", value, maxsplit=1)[0].removeprefix("under ")  # `under 1` comes before `1-4`
+        return places.get(value, len(names)), text, [int(number) for number in re.findall(r"\d+", value)], value
+
+    return sorted(values, key=place)
 
 
 def difference(params: Params, model: Model) -> list[tuple[str, str, str, bool]]:

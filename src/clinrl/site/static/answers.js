@@ -52,8 +52,7 @@ async function start() {
   choice("mode", "mode", Object.keys(mine.modes).map((mode) => [mode, mode]));
   choice("verdict", "answer", [["", "any"], ["wrong", "wrong"], ["s", words.s], ["r", "right"]]);
   exam.slices.forEach((slice, place) => {
-    const values = [...new Set(exam.cases.map((one) => one[1][place]))].sort();
-    choice(slice, slice, [["", "any"], ...values.map((value) => [value, value])]);
+    choice(slice, slice, [["", "any"], ...exam.values[place].map((value) => [value, value])]);
   });
   const others = form.dataset.others.trim().split(" ").filter(Boolean);
   if (others.length) choice("with", "beside", [["", "no other version"], ...others.map((one) => [one, one])]);
@@ -77,12 +76,15 @@ async function start() {
   }
 
   async function apply(opened = "") {
-    other = null;
-    if (value("with")) {
-      const data = await clinrl.get(value("with"));
+    const wanted = value("with");
+    let found = null;
+    if (wanted) {
+      const data = await clinrl.get(wanted);
       const theirs = await clinrl.get(`exam.${data.exam}`);
-      other = { data, exam: theirs, places: new Map(theirs.cases.map((one, at) => [one[0], at])) };
+      found = { data, exam: theirs, places: new Map(theirs.cases.map((one, at) => [one[0], at])) };
     }
+    if (wanted !== value("with")) return; // another was chosen meanwhile, and is listed when its data come
+    other = found;
     list(opened);
   }
 

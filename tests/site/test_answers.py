@@ -1,0 +1,59 @@
+"""The script of the answers' pages, in Node over a few stubs in place of a browser. Skipped without Node."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clinrl.site import build
+
+NODE = shutil.which("node")
+BROWSER = """
+class Element {
+  constructor() { this.children = []; this.heard = {}; this.dataset = {}; this.childElementCount = 0; }
+  setAttribute(name, value) { this[name] = value; }
+  append(...children) { this.children.push(...children); }
+  replaceChildren(...children) { this.children = children; }
+  addEventListener(what, does) { this.heard[what] = does; }
+  get options() { return this.children; }
+  get text() { return this.children.map((child) => child.text ?? child).join(" "); }
+}
+const made = {}, asked = {}, begin = {};
+globalThis.location = { hash: "#mode=think" };
+globalThis.history = { replaceState() {} };
+globalThis.addEventListener = (what, does) => { begin[what] = does; };
+globalThis.document = {
+  getElementById: (id) => made[id] ??= new Element(),
+  createElement: () => new Element(),
+};
+document.getElementById("filter").dataset = { name: "v1", exam: "x1", others: "slow quick" };
+const data = (name, verdicts) => ({ name, exam: "x1", safety: "errors", modes: { think: { verdicts, shown: {} } } });
+const exam = { slices: [], values: [], cases: [["case-1", []]], requests: {} };
+const ready = { v1: data("v1", "r"), "exam.x1": exam, quick: data("quick", "w") };
+"""
+RACE = """
+clinrl.get = (name) => ready[name] ?? new Promise((resolve) => { asked[name] = resolve; });
+const settled = () => new Promise((resolve) => setTimeout(resolve, 20));
+(async () => {
+  await begin.DOMContentLoaded();
+  const beside = made.filter.children.at(-1).children.at(-1);
+  for (const name of ["slow", "quick"]) {
+    beside.value = name;
+    beside.heard.change();
+    await settled();
+  }
+  asked.slow(data("slow", "w"));
+  await settled();
+  console.log(made.list.text);
+})();
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_a_version_that_loads_slowly_does_not_replace_one_that_was_chosen_later(tmp_path: Path) -> None:
+    script = (build.HERE / "static/answers.js").read_text(encoding="utf-8")
+    (tmp_path / "page.js").write_text(f"{BROWSER}{script}{RACE}", encoding="utf-8")
+    done = subprocess.run([str(NODE), str(tmp_path / "page.js")], capture_output=True, text=True, check=True)
+    assert "quick: wrong" in done.stdout
+    assert "slow" not in done.stdout
