@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from answering import Running, prompts
 
+from clinrl.errors import OutOfMemory
 from clinrl.models.chat import Completion
 from clinrl.serving.backends import Dropped, Job, Local
 from clinrl.types import Message
@@ -97,3 +98,26 @@ def test_an_answer_is_sent_when_it_is_whole_while_others_of_its_batch_go_on(serv
         assert len({what.tokens for what in alone.values()}) > 2
     finally:
         sampler._is_shared = before
+
+
+@pytest.mark.long
+def test_of_a_batch_without_room_each_is_answered_alone_and_who_has_no_room_even_so_is_told(served: Running) -> None:
+    local, sampler = Local("embedded", 8), served.live.names["v2"].sampler
+    local._samplers[served.live.names["v2"].served.digest] = sampler
+    asked, told = jobs(served, [4] * 4)
+    write, calls = sampler.sample, []
+
+    def small(given: Any, **how: Any) -> Any:
+        calls.append(len(given))
+        if len(given) > 1 or tuple(given[0].ids) == asked[2].ids:
+            raise OutOfMemory("out of memory in an answer")
+        return write(given, **how)
+
+    sampler.sample = small  # type: ignore[method-assign]
+    try:
+        local._write(asked)
+    finally:
+        del sampler.sample
+    kinds = {number: type(what).__name__ for number, (_, what) in answers(told).items()}
+    assert kinds == {0: "Completion", 1: "Completion", 2: "OutOfMemory", 3: "Completion"}
+    assert calls == [4, 1, 1, 1, 1]

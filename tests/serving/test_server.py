@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 import exhibits
 from clinrl.cli import main as cli
-from clinrl.errors import Refused
+from clinrl.errors import OutOfMemory, Refused
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.runtime.guard import Fence
@@ -334,6 +334,10 @@ def test_a_failure_is_told_and_the_next_request_is_answered(served: Running) -> 
         assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
         with pytest.raises(openai.APIError, match="the answer could not be written"):
             [*served.client.chat.completions.create(**body(), stream=True)]
+    with held(served, OutOfMemory("out of memory in an answer; set exam_tokens")) as (_, going):
+        going.set()
+        whole = httpx.post(f"{served.url}/chat/completions", json=body())
+        assert (whole.status_code, whole.json()["error"]["message"][:34]) == (503, "there is no memory for this answer")
     assert httpx.post(f"{served.url}/chat/completions", json=body(max_tokens=2)).status_code == 200
 
 

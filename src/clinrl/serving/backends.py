@@ -18,7 +18,7 @@ from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, verified
 from clinrl.config.base import Scale
 from clinrl.config.machine import Vllm
-from clinrl.errors import EngineError, Refused
+from clinrl.errors import EngineError, OutOfMemory, Refused
 from clinrl.models import bases, engine, memory, opening
 from clinrl.models.chat import Completion, decode, end_tokens
 from clinrl.models.generate import Prompt, Sampler, shares
@@ -171,7 +171,7 @@ class Local:
         if not jobs:
             return
         first, sampler = jobs[0], self._samplers[jobs[0].digest]
-        waiting = [*jobs]
+        waiting, is_too_large = [*jobs], False
         try:
             if first.digest in getattr(sampler.model, "peft_config", ()):
                 sampler.model.set_adapter(first.digest)
@@ -185,9 +185,10 @@ class Local:
         except Exception as error:  # noqa: BLE001  the clients get it, and the others are served
             if len(waiting) < len(jobs):
                 self._failures.clear()
+            is_too_large = isinstance(error, OutOfMemory) and len(jobs) > 1
             # A refusal, as of a request that needs more memory than there is, is no fault of this process.
             self._failures[first.digest] += not isinstance(error, Dropped | Refused)
-            for job in waiting:
+            for job in () if is_too_large else waiting:
                 job.send(error)
         else:
             self._failures.clear()
@@ -196,6 +197,8 @@ class Local:
                     job.send(within(sampler, one, job))
         finally:
             sampler.watch = ()  # requests are not kept
+        for job in waiting if is_too_large else ():  # only here: the error held what the batch had allocated
+            self._write([job])
 
 
 class TokenStream:

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from clinrl.config.machine import LOOPBACK, Machine, read_machine
 from clinrl.config.params import Params
-from clinrl.errors import EngineError, Refused, echo
+from clinrl.errors import EngineError, OutOfMemory, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
 from clinrl.runtime import determinism
@@ -238,6 +238,8 @@ def _completion(piece: object) -> Completion:
     echo(f"an answer failed: {piece if isinstance(piece, Refused) else kind}")
     if isinstance(piece, EngineError):
         raise Refusal(503, "the server that writes answers failed; ask again")
+    if isinstance(piece, OutOfMemory):
+        raise Refusal(503, "there is no memory for this answer; shorten the prompt, ask for fewer tokens, or ask later")
     raise Refusal(500, "the answer could not be written")
 
 
