@@ -22,6 +22,7 @@ from clinrl.errors import EngineError, OutOfMemory, Refused
 from clinrl.models import bases, engine, memory, opening
 from clinrl.models.chat import Completion, decode, end_tokens
 from clinrl.models.generate import Prompt, Sampler, shares
+from clinrl.models.vllm_client import Call
 from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
 
 T = TypeVar("T")
@@ -50,12 +51,19 @@ class Job:
     seed: int
     is_streamed: bool
     is_dropped: bool = False
+    call: Call = field(default_factory=Call)
+    """The request that a vLLM server is sent for it."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     pieces: asyncio.Queue[tuple[int, ...] | Completion | Exception] = field(default_factory=asyncio.Queue)
 
     def send(self, what: tuple[int, ...] | Completion | Exception) -> None:
         with suppress(RuntimeError):  # the server has ended, and nobody waits
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, what)
+
+    def drop(self) -> None:
+        """Say that nobody waits any more, and end the request to a vLLM server."""
+        self.is_dropped = True
+        self.call.end()
 
     def can_join(self, other: "Job") -> bool:
         """Whether both may be in one batch. Sampled tokens depend on the rest of their batch; greedy ones do not."""
@@ -284,12 +292,13 @@ class Remote:
             connected = self._engines[job.digest]
             (one,) = connected.sample(
                 [Prompt("the request", (), job.ids, job.budget)], thinking=False, temperature=job.temperature,
-                top_p=job.top_p, budget=job.budget, seed=job.seed,
+                top_p=job.top_p, budget=job.budget, seed=job.seed, call=job.call,
             )  # fmt: skip
             job.send(one)
         except EngineError as error:
-            job.send(error)
-            self._reopen(job.digest, connected)
+            job.send(Dropped() if job.is_dropped else error)
+            if not job.is_dropped:  # else the request was ended here, and says nothing about the server
+                self._reopen(job.digest, connected)
         except Exception as error:  # noqa: BLE001  the client gets it, and the others are served
             job.send(error)
 

@@ -158,7 +158,7 @@ class Service:
                 return Response(status_code=499)  # nobody is there to read it
             written = _completion(piece.result())
         finally:
-            job.is_dropped = True
+            job.drop()
             piece.cancel()
             gone.cancel()
         request.scope["clinrl"] |= {"completion_tokens": written.tokens}
@@ -227,7 +227,7 @@ class Service:
         except Refusal as refusal:
             yield event(error(refusal.status, refusal.message))
         finally:
-            job.is_dropped = True
+            job.drop()
 
 
 def _completion(piece: object) -> Completion:
