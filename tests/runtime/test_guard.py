@@ -3,8 +3,8 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -54,9 +54,11 @@ def served(fence: Fence, **more: Any) -> Iterator[str]:
         assert thread.is_alive()
         threading.Event().wait(0.01)
     host, port = server.servers[0].sockets[0].getsockname()
-    yield f"{host}:{port}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +187,25 @@ def test_a_body_that_is_too_long_is_not_read_to_its_end(place: str) -> None:
 def test_a_request_that_takes_too_long_ends(hurried: str) -> None:
     said = httpx.get(f"http://{hurried}/?sleep=600", timeout=60)
     assert (said.status_code, said.json()) == (408, {"detail": "A request may take at most 0.5 seconds."})
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("text/event-stream", True), ("text/plain", False)])
+def test_a_stream_that_takes_too_long_says_so_before_it_ends(kind: str, is_told: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        await asyncio.sleep(600)
+
+    fence = Fence(StreamingResponse(pieces(), media_type=kind), limits=LIMITS._replace(request_s=0.5))
+    said = b""
+    with (
+        contextmanager(served)(fence) as place,
+        httpx.stream("GET", f"http://{place}/", timeout=60) as answer,
+        nullcontext() if is_told else pytest.raises(httpx.RemoteProtocolError),
+    ):
+        for piece in answer.iter_raw():
+            said += piece
+    ends = b'data: {"detail":"A request may take at most 0.5 seconds."}\n\n' if is_told else b""
+    assert (answer.status_code, said) == (200, b"data: 1\n\n" + ends)
 
 
 def test_a_session_that_is_silent_ends(hurried: str) -> None:

@@ -11,6 +11,7 @@ import errno
 import hmac
 import socket
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,6 +24,9 @@ from clinrl.errors import Refused
 
 HEAD_S = 20.0
 """Seconds in which a connection must have sent the head of a request."""
+LAST_S = 1.0
+"""Seconds in which a client must have taken the event that ends a stream which took too long."""
+EVENTS = "text/event-stream"
 
 
 class Limits(NamedTuple):
@@ -119,11 +123,13 @@ class Fence:
         if self._limits is None:
             await self._app(scope, receive, send)
             return
-        started = False
+        start: Message = {}
+        is_whole = False
 
         async def noting(message: Message) -> None:
-            nonlocal started
-            started = True
+            nonlocal start, is_whole
+            start = start or message
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -135,9 +141,13 @@ class Fence:
                 else:
                     await self._app(scope, _replay(body, receive), noting)
         except TimeoutError:
-            if not started:
-                sentence = f"A request may take at most {self._limits.request_s:g} seconds."
-                await self._refuse(408, sentence)(scope, receive, send)
+            refusal = self._refuse(408, f"A request may take at most {self._limits.request_s:g} seconds.")
+            if not start:
+                await refusal(scope, receive, send)
+            elif not is_whole and Headers(raw=start["headers"]).get("content-type", "").startswith(EVENTS):
+                with suppress(TimeoutError):  # of a client that does not read
+                    async with asyncio.timeout(LAST_S):
+                        await send({"type": "http.response.body", "body": b"data: %b\n\n" % bytes(refusal.body)})
 
     def _impatient(self, receive: Receive, send: Send) -> Receive:
         """A `receive` for a WebSocket that closes it if no message comes in time."""
