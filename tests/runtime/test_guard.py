@@ -22,6 +22,7 @@ from websockets.sync.client import connect
 from clinrl.errors import Refused
 from clinrl.runtime import guard
 from clinrl.runtime.guard import Fence, Impatient, Limits, listen
+from processes import eventually
 
 LIMITS = Limits(body_bytes=1000, request_s=60, idle_s=60)
 ARRIVED: list[str] = []
@@ -247,3 +248,18 @@ def test_a_connection_without_a_whole_head_is_closed_and_one_that_is_answered_is
             pass
         talking.send("still here")
         assert talking.recv() == "still here"
+
+
+def test_a_connection_that_is_over_is_not_waited_for() -> None:
+    made: list[Impatient] = []
+
+    class Kept(Impatient):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+    with contextmanager(served)(Fence(app(), limits=LIMITS), http=Kept) as place:
+        with httpx.Client() as client:
+            assert client.post(f"http://{place}/", content=b"x").text == "1"
+            eventually(lambda: made[0]._timer)
+        eventually(lambda: made[0]._timer is None)

@@ -52,6 +52,13 @@ class Impatient(H11Protocol):
         super().connection_made(transport)
         self._timer = self.loop.call_later(HEAD_S, transport.close)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting, which would keep the connection and its last request in memory."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def handle_events(self) -> None:
         """Handle what has come, and wait for the next head if nothing of a request is there."""
         super().handle_events()
