@@ -16,6 +16,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -147,6 +148,8 @@ class Fence:
                     await refusal(scope, receive, noting)
                 else:
                     await self._app(scope, _replay(body, receive), noting)
+        except ClientDisconnect:
+            pass  # nobody reads an answer
         except TimeoutError:
             refusal = self._refuse(408, f"A request may take at most {self._limits.request_s:g} seconds.")
             if not start:
@@ -213,12 +216,12 @@ def _gives(scheme: str, secret: str, authorization: str) -> bool:
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
-    """The whole body, or None as soon as it is longer than `most` bytes, or its client has left."""
+    """The whole body, or None as soon as it is longer than `most` bytes. Raises ClientDisconnect if the client left."""
     chunks, size = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return None
+            raise ClientDisconnect
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         if size > most:
