@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from clinrl.analysis import alerts
 from clinrl.analysis.alerts import Monitor, alarms
+from clinrl.errors import ArtefactError
 
 GOLD = {1: 0.3, 2: 0.25, 3: 0.3, 4: 0.1, 5: 0.05}
 
@@ -160,6 +161,16 @@ def test_a_finished_run_is_read_from_its_file(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in history))
     assert alerts.read(path) == history
     assert alarms(alerts.read(path)) == alarms(history)
+
+
+def test_a_history_that_is_missing_or_has_a_line_that_is_no_step_is_refused(tmp_path):
+    path = tmp_path / "history.jsonl"
+    with pytest.raises(ArtefactError, match=r"history.jsonl does not exist; train the version first, or restore it"):
+        alerts.read(path)
+    for bad in ("{", "[1]", "1", "{}", '{"step": null}', '{"step": "one"}'):
+        path.write_text(f'{{"step": 1}}\n{bad}\n')
+        with pytest.raises(ArtefactError, match=r"history.jsonl line 2 is no step of a history; restore it with"):
+            alerts.read(path)
 
 
 SHARES = st.floats(0, 1, allow_nan=False)

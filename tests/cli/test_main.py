@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 
 import clinrl
 from clinrl import paths
+from clinrl.__main__ import program
 from clinrl.cli import commands
 from clinrl.cli import main as cli
 from clinrl.cli.parser import parser
@@ -227,6 +228,19 @@ def test_params_may_stand_before_or_after_the_subcommand(arguments, project):
 def test_params_that_a_command_would_not_read_are_refused(project, capsys):
     assert cli.main(["verify", "esi-v46", "--params", "b.yaml"]) == 2
     assert capsys.readouterr().err == "clinrl: `clinrl verify` reads no file of --params; leave it out\n"
+
+
+def test_an_interrupt_while_the_modules_are_read_is_told_in_a_sentence(monkeypatch, capsys):
+    class Interrupted:
+        @staticmethod
+        def find_spec(name, *_):
+            if name == "clinrl.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "clinrl.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    assert program() == 130
+    assert capsys.readouterr().err == "clinrl: interrupted; the same command continues\n"
 
 
 def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):

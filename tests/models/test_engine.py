@@ -46,6 +46,7 @@ from clinrl.models.generate import Prompt, Sampler
 from clinrl.models.journal import Journal
 from clinrl.models.vllm_client import Client
 from clinrl.registry.pyfunc import Decoding, Served
+from clinrl.runtime.guard import Fence, Limits
 from clinrl.serving.backends import Remote
 from clinrl.serving.live import Version
 from clinrl.serving.server import Bounds, Service
@@ -705,6 +706,27 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
     backend.close(served.digest)
     assert server.adapters == {}
+
+
+def test_a_request_that_its_client_gave_up_is_ended_at_the_server_too(
+    server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """The second signal at the end waits for none either: a process waits for its threads."""
+    shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
+    served, backend = version(), Remote("esi", Vllm(url=connect().client.url, at_once=1))
+    live = SimpleNamespace(names={"v1": Version(served, backend.open(served, tmp_path), tmp_path, 0)})
+    service = Service(cast(Any, live), backend, Bounds(at_once=2, queue=2, tokens=64, request_s=60.0))
+    fence = Fence(service, limits=Limits(body_bytes=10_000, request_s=0.5, idle_s=1.0))
+    body = {"model": "v1", "messages": [{"role": one.role, "content": one.content} for one in prompts(1)[0].messages]}
+    going, before = threading.Event(), len(server.paths)
+    server.changes = lambda answer: going.wait(60) and answer
+    try:
+        with TestClient(fence, base_url="http://localhost") as client:
+            assert client.post("/v1/chat/completions", json=body).status_code == 408
+        assert backend._pool.submit(int).result(10) == 0, "its thread is free"
+        assert server.paths[before:] == ["/v1/completions"], "it was neither repeated nor taken for a lost server"
+    finally:
+        going.set()
 
 
 def test_a_version_is_closed_while_the_server_is_away_and_opened_again(

@@ -3,8 +3,8 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -22,6 +22,7 @@ from websockets.sync.client import connect
 from clinrl.errors import Refused
 from clinrl.runtime import guard
 from clinrl.runtime.guard import Fence, Impatient, Limits, listen
+from processes import eventually
 
 LIMITS = Limits(body_bytes=1000, request_s=60, idle_s=60)
 ARRIVED: list[str] = []
@@ -54,9 +55,11 @@ def served(fence: Fence, **more: Any) -> Iterator[str]:
         assert thread.is_alive()
         threading.Event().wait(0.01)
     host, port = server.servers[0].sockets[0].getsockname()
-    yield f"{host}:{port}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +190,25 @@ def test_a_request_that_takes_too_long_ends(hurried: str) -> None:
     assert (said.status_code, said.json()) == (408, {"detail": "A request may take at most 0.5 seconds."})
 
 
+@pytest.mark.parametrize(("kind", "is_told"), [("text/event-stream", True), ("text/plain", False)])
+def test_a_stream_that_takes_too_long_says_so_before_it_ends(kind: str, is_told: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        await asyncio.sleep(600)
+
+    fence = Fence(StreamingResponse(pieces(), media_type=kind), limits=LIMITS._replace(request_s=0.5))
+    said = b""
+    with (
+        contextmanager(served)(fence) as place,
+        httpx.stream("GET", f"http://{place}/", timeout=60) as answer,
+        nullcontext() if is_told else pytest.raises(httpx.RemoteProtocolError),
+    ):
+        for piece in answer.iter_raw():
+            said += piece
+    ends = b'data: {"detail":"A request may take at most 0.5 seconds."}\n\n' if is_told else b""
+    assert (answer.status_code, said) == (200, b"data: 1\n\n" + ends)
+
+
 def test_a_session_that_is_silent_ends(hurried: str) -> None:
     with connect(f"ws://{hurried}/ws") as socket:
         with pytest.raises(ConnectionClosed) as ended:
@@ -226,3 +248,18 @@ def test_a_connection_without_a_whole_head_is_closed_and_one_that_is_answered_is
             pass
         talking.send("still here")
         assert talking.recv() == "still here"
+
+
+def test_a_connection_that_is_over_is_not_waited_for() -> None:
+    made: list[Impatient] = []
+
+    class Kept(Impatient):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+    with contextmanager(served)(Fence(app(), limits=LIMITS), http=Kept) as place:
+        with httpx.Client() as client:
+            assert client.post(f"http://{place}/", content=b"x").text == "1"
+            eventually(lambda: made[0]._timer)
+        eventually(lambda: made[0]._timer is None)

@@ -18,7 +18,7 @@ from clinrl.runtime.guard import Fence, Limits
 from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
 from clinrl.serving.protocol import refused
-from clinrl.serving.server import BODY_BYTES, Bounds, Server, Service
+from clinrl.serving.server import BODY_BYTES, Bounds, Server, Service, logged
 from clinrl.serving.watch import Watch
 from clinrl.tasks.base import get_task
 
@@ -55,7 +55,7 @@ def running(
     service = Service(live, backend, bounds, watch)
     limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=1.0)
     fence = Fence(service, token=token, limits=limits, refuse=refused)
-    server = Server(uvicorn.Config(fence, port=0, log_level="warning", access_log=False), service)
+    server = Server(uvicorn.Config(logged(fence), port=0, log_level="warning", access_log=False), service)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

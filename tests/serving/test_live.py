@@ -308,6 +308,24 @@ def test_the_end_removes_a_copy_that_is_being_made_and_no_other_is_begun(project
     assert not place.exists()
 
 
+def test_another_server_that_starts_meanwhile_leaves_a_copy_that_is_not_locked_yet(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = live_module.fcntl.flock
+
+    def late(number: int, how: int) -> None:
+        if how == live_module.fcntl.LOCK_EX:
+            live_module._sweep()
+        lock(number, how)
+
+    monkeypatch.setattr(live_module.fcntl, "flock", late)
+    live = Live(project, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    (place,) = live._places
+    assert os.fstat(live._places[place]).st_ino == place.stat().st_ino, "its folder is the one that is locked"
+    live.end()
+
+
 def test_the_copies_of_a_server_that_was_killed_are_removed_at_the_next_start(
     project: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

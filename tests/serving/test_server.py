@@ -1,7 +1,9 @@
 """The server as clients have it: OpenAI's own, unmodified, and whoever sends something else."""
 
+import json
 import logging
 import shutil
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from starlette.testclient import TestClient
 
 import exhibits
 from clinrl.cli import main as cli
-from clinrl.errors import Refused
+from clinrl.errors import OutOfMemory, Refused
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.runtime.guard import Fence
@@ -334,7 +336,56 @@ def test_a_failure_is_told_and_the_next_request_is_answered(served: Running) -> 
         assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
         with pytest.raises(openai.APIError, match="the answer could not be written"):
             [*served.client.chat.completions.create(**body(), stream=True)]
+    with held(served, OutOfMemory("out of memory in an answer; set exam_tokens")) as (_, going):
+        going.set()
+        whole = httpx.post(f"{served.url}/chat/completions", json=body())
+        assert (whole.status_code, whole.json()["error"]["message"][:34]) == (503, "there is no memory for this answer")
     assert httpx.post(f"{served.url}/chat/completions", json=body(max_tokens=2)).status_code == 200
+
+
+@pytest.mark.long
+def test_every_request_for_an_answer_leaves_one_line_with_its_status(project: Any, capfd: Any) -> None:
+    bounds, token = Bounds(at_once=1, queue=0, tokens=8, request_s=2.0), "a-token-of-some-length"
+    with running(project, token=token, bounds=bounds) as one, ThreadPoolExecutor(1) as pool:
+        url, expected = f"{one.url}/chat/completions", []
+
+        def ask(status: int, route: str = url, **how: Any) -> httpx.Response:
+            how = {"json": body(max_tokens=1), "headers": {"Authorization": f"Bearer {token}"}} | how
+            answer = httpx.post(route, timeout=60, **how)
+            assert answer.status_code == status
+            expected.append(f"{'chat' if route == url else 'other'} {status}")
+            return answer
+
+        ask(200)
+        ask(401, headers={})
+        ask(401, f"{one.url}/models", headers={})
+        ask(403, headers={"Host": "evil.example"})
+        ask(413, json=None, content=b" " * (server.BODY_BYTES + 1))
+        ask(400, json={})
+        ask(404, f"{url}%0A")
+        with held(one) as (entered, _):
+            late = pool.submit(ask, 408)
+            assert entered.wait(60)
+            ask(429)
+            one.service.is_draining = True
+            ask(503)
+            one.service.is_draining = False
+            late.result()
+            said = ask(200, json=body(stream=True)).text
+            assert json.loads(said.split("data: ")[-1])["error"]["message"] == "A request may take at most 2 seconds."
+        with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port)) as gone:
+            head = f"POST {server.CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+            gone.sendall(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+        expected.append("chat dropped")
+        assert httpx.get(f"{one.url}/models", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+        found = list[str]()
+
+        def lines() -> list[str]:
+            found.extend(line.split("clinrl: ")[1] for line in capfd.readouterr().err.splitlines() if " s=" in line)
+            return found
+
+        eventually(lambda: len(lines()) >= len(expected))
+    assert sorted(" ".join(line.split()[:2]) for line in found) == sorted(expected)
 
 
 @pytest.mark.long
@@ -357,7 +408,7 @@ def test_nothing_that_a_client_sends_is_written_down(served: Running, capfd: Any
     with held(served, ValueError(CANARY)) as (_, going):
         going.set()
         httpx.post(url, json=body(messages=turn))
-    fence = Fence(served.service)
+    fence = server.logged(Fence(served.service))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "read", lambda _: (_ for _ in ()).throw(RuntimeError(CANARY)))
         assert TestClient(fence, base_url="http://localhost").post("/v1/chat/completions").status_code == 500

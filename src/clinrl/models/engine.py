@@ -20,7 +20,7 @@ from clinrl.errors import EngineError
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, decode
 from clinrl.models.generate import Prompt, Sampler
-from clinrl.models.vllm_client import Client, Request, Written, key_of
+from clinrl.models.vllm_client import Call, Client, Request, Written, key_of
 
 DTYPE = "bfloat16"
 PROBE_TOKENS = 16
@@ -104,29 +104,32 @@ class Engine(Sampler):
 
     def sample(
         self, prompts: Sequence[Prompt], *, thinking: bool, temperature: float, budget: int, seed: int,
-        top_p: float = 1.0, progress: Callable[[], None] = lambda: None,
+        top_p: float = 1.0, progress: Callable[[], None] = lambda: None, call: Call | None = None,
     ) -> list[Completion]:  # fmt: skip
+        """As `Sampler.sample`; `call` as for `Client.complete`."""
         requests, times = [], Counter[str]()
         for prompt, ids, room in zip(prompts, *self._encode_prompts(prompts, thinking, budget), strict=True):
             name = prompt.name
             own = seed_of(seed, name, times[name])
             requests.append(Request(name=name, ids=ids, budget=room, temperature=temperature, top_p=top_p, seed=own))
             times[name] += 1
-        return [decode(self.tokenizer, one.ids, self.client.ends) for one in self.write(requests, progress)]
+        return [decode(self.tokenizer, one.ids, self.client.ends) for one in self.write(requests, progress, call)]
 
-    def write(self, requests: Sequence[Request], progress: Callable[[], None] = lambda: None) -> list[Written]:
+    def write(
+        self, requests: Sequence[Request], progress: Callable[[], None] = lambda: None, call: Call | None = None
+    ) -> list[Written]:
         """The completion of each request, in order: from the journal if it is there, else from the server."""
         found, keys = dict[int, Written](), dict[int, str]()
         if self.journal is not None:
-            call = self.journal.call()
+            step = self.journal.call()
             for number, one in enumerate(requests):
-                keys[number] = digest((self.identity, call, number, asdict(one)))
+                keys[number] = digest((self.identity, step, number, asdict(one)))
                 if (entry := self.journal.found.get(keys[number])) is not None:
                     found[number] = Written(ids=tuple(entry["ids"]), log_probabilities=tuple(entry["logs"]))
         rest = [number for number in range(len(requests)) if number not in found]
         for _ in found:
             progress()
-        for place, written in self.client.complete([requests[number] for number in rest], self.adapter):
+        for place, written in self.client.complete([requests[number] for number in rest], self.adapter, call):
             found[rest[place]] = written
             if self.journal is not None:
                 self.journal.put(keys[rest[place]], ids=written.ids, logs=written.log_probabilities)

@@ -130,9 +130,12 @@ class Client:
         if name in self._models():
             self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def complete(self, requests: Sequence[Request], adapter: str | None = None) -> Iterator[tuple[int, Written]]:
+    def complete(
+        self, requests: Sequence[Request], adapter: str | None = None, call: Call | None = None
+    ) -> Iterator[tuple[int, Written]]:
         """Yield the number and the completion of each request as they arrive; `settings.at_once` are under way at once.
 
+        Another thread may end the `call` before that; then EngineError is raised, and the server stops writing.
         Raises EngineError for a request that has no room, before any is sent.
         """
         for one in requests:
@@ -142,7 +145,7 @@ class Client:
                     f"the {self.max_length} that the vLLM server has room for; raise vllm.max_length in {FILE} and "
                     "start the server again"
                 )
-        pool, call = ThreadPoolExecutor(max_workers=self.settings.at_once), Call()
+        pool, call = ThreadPoolExecutor(max_workers=self.settings.at_once), call or Call()
         try:
             waiting = {
                 pool.submit(self._complete, one, adapter or self.model, call): number

@@ -11,10 +11,12 @@ import errno
 import hmac
 import socket
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,6 +25,9 @@ from clinrl.errors import Refused
 
 HEAD_S = 20.0
 """Seconds in which a connection must have sent the head of a request."""
+LAST_S = 1.0
+"""Seconds in which a client must have taken the event that ends a stream which took too long."""
+EVENTS = "text/event-stream"
 
 
 class Limits(NamedTuple):
@@ -47,6 +52,13 @@ class Impatient(H11Protocol):
         """Begin to wait for the first head."""
         super().connection_made(transport)
         self._timer = self.loop.call_later(HEAD_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting, which would keep the connection and its last request in memory."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def handle_events(self) -> None:
         """Handle what has come, and wait for the next head if nothing of a request is there."""
@@ -119,11 +131,13 @@ class Fence:
         if self._limits is None:
             await self._app(scope, receive, send)
             return
-        started = False
+        start: Message = {}
+        is_whole = False
 
         async def noting(message: Message) -> None:
-            nonlocal started
-            started = True
+            nonlocal start, is_whole
+            start = start or message
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -134,10 +148,16 @@ class Fence:
                     await refusal(scope, receive, noting)
                 else:
                     await self._app(scope, _replay(body, receive), noting)
+        except ClientDisconnect:
+            pass  # nobody reads an answer
         except TimeoutError:
-            if not started:
-                sentence = f"A request may take at most {self._limits.request_s:g} seconds."
-                await self._refuse(408, sentence)(scope, receive, send)
+            refusal = self._refuse(408, f"A request may take at most {self._limits.request_s:g} seconds.")
+            if not start:
+                await refusal(scope, receive, send)
+            elif not is_whole and Headers(raw=start["headers"]).get("content-type", "").startswith(EVENTS):
+                with suppress(TimeoutError):  # of a client that does not read
+                    async with asyncio.timeout(LAST_S):
+                        await send({"type": "http.response.body", "body": b"data: %b\n\n" % bytes(refusal.body)})
 
     def _impatient(self, receive: Receive, send: Send) -> Receive:
         """A `receive` for a WebSocket that closes it if no message comes in time."""
@@ -196,12 +216,12 @@ def _gives(scheme: str, secret: str, authorization: str) -> bool:
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
-    """The whole body, or None as soon as it is longer than `most` bytes, or its client has left."""
+    """The whole body, or None as soon as it is longer than `most` bytes. Raises ClientDisconnect if the client left."""
     chunks, size = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return None
+            raise ClientDisconnect
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         if size > most:

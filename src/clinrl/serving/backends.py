@@ -18,10 +18,11 @@ from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, verified
 from clinrl.config.base import Scale
 from clinrl.config.machine import Vllm
-from clinrl.errors import EngineError, Refused
+from clinrl.errors import EngineError, OutOfMemory, Refused
 from clinrl.models import bases, engine, memory, opening
-from clinrl.models.chat import Completion, end_tokens
+from clinrl.models.chat import Completion, decode, end_tokens
 from clinrl.models.generate import Prompt, Sampler, shares
+from clinrl.models.vllm_client import Call
 from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
 
 T = TypeVar("T")
@@ -50,12 +51,19 @@ class Job:
     seed: int
     is_streamed: bool
     is_dropped: bool = False
+    call: Call = field(default_factory=Call)
+    """The request that a vLLM server is sent for it."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     pieces: asyncio.Queue[tuple[int, ...] | Completion | Exception] = field(default_factory=asyncio.Queue)
 
     def send(self, what: tuple[int, ...] | Completion | Exception) -> None:
         with suppress(RuntimeError):  # the server has ended, and nobody waits
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, what)
+
+    def drop(self) -> None:
+        """Say that nobody waits any more, and end the request to a vLLM server."""
+        self.is_dropped = True
+        self.call.end()
 
     def can_join(self, other: "Job") -> bool:
         """Whether both may be in one batch. Sampled tokens depend on the rest of their batch; greedy ones do not."""
@@ -171,10 +179,11 @@ class Local:
         if not jobs:
             return
         first, sampler = jobs[0], self._samplers[jobs[0].digest]
+        waiting, is_too_large = [*jobs], False
         try:
             if first.digest in getattr(sampler.model, "peft_config", ()):
                 sampler.model.set_adapter(first.digest)
-            sampler.watch = [TokenStream(jobs, sampler)]  # type: ignore[list-item]  # it is called
+            sampler.watch = [TokenStream(jobs, waiting, sampler)]  # type: ignore[list-item]  # it is called
             written = sampler.sample(
                 [Prompt("the request", (), job.ids, job.budget) for job in jobs],
                 thinking=False,  # prompts are spelt already
@@ -182,37 +191,69 @@ class Local:
                 budget=max(job.budget for job in jobs),
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001  the clients get it, and the others are served
+            if len(waiting) < len(jobs):
+                self._failures.clear()
+            is_too_large = isinstance(error, OutOfMemory) and len(jobs) > 1
             # A refusal, as of a request that needs more memory than there is, is no fault of this process.
             self._failures[first.digest] += not isinstance(error, Dropped | Refused)
-            for job in jobs:
+            for job in () if is_too_large else waiting:
                 job.send(error)
-            return
+        else:
+            self._failures.clear()
+            for job, one in zip(jobs, written, strict=True):
+                if job in waiting:
+                    job.send(within(sampler, one, job))
         finally:
             sampler.watch = ()  # requests are not kept
-        self._failures.clear()
-        for job, one in zip(jobs, written, strict=True):
-            job.send(one if one.tokens <= job.budget else sampler.cut(one, job.budget))
+        for job in waiting if is_too_large else ():  # only here: the error held what the batch had allocated
+            self._write([job])
 
 
 class TokenStream:
-    """Sends each token of a batch to the clients with streamed answers; ends the batch when no client is left."""
+    """Sends the tokens of a batch to clients with streamed answers, and every answer as soon as it is whole.
 
-    def __init__(self, jobs: Sequence[Job], sampler: Sampler) -> None:
-        self._jobs = sorted(jobs, key=lambda job: -len(job.ids))
+    It takes those who have their answer out of `waiting`, and ends the batch when no client is left.
+    """
+
+    def __init__(self, jobs: Sequence[Job], waiting: list[Job], sampler: Sampler) -> None:
+        self._jobs, self._waiting, self._sampler = sorted(jobs, key=lambda job: -len(job.ids)), waiting, sampler
         self._pad, self._ends = sampler.tokenizer.pad_token_id, end_tokens(sampler.model, sampler.tokenizer)
+        self._last: dict[Job, list[int]] = {}
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """Return the scores (B, V) unchanged. `input_ids` (B, T) are the tokens so far, with padding anywhere."""
-        if all(job.is_dropped for job in self._jobs):
+        if all(job.is_dropped for job in self._waiting):
             raise Dropped
-        if any(job.is_streamed for job in self._jobs):
-            for row in input_ids.tolist():
-                tokens = tuple(token for token in row if token != self._pad)
-                prompt = next((job.ids for job in self._jobs if tokens[: len(job.ids)] == job.ids), None)
-                for job in self._jobs if prompt and tokens[-1] not in self._ends else ():
-                    if job.is_streamed and job.ids == prompt:
-                        job.send(tokens[len(prompt) :][: job.budget])
+        if len(self._jobs) > 1 or self._jobs[0].is_streamed:
+            found = dict(pair for row in input_ids.tolist() for pair in self._of(row))
+            for job in [*self._waiting]:
+                self._tell(job, found.get(job))
         return scores
+
+    def _of(self, row: Sequence[int]) -> list[tuple[Job, list[int]]]:
+        """The jobs whose prompt begins a row, and the tokens after it."""
+        places = [place for place, token in enumerate(row) if token != self._pad]
+        tokens = tuple(row[place] for place in places)
+        prompt = next((job.ids for job in self._jobs if tokens[: len(job.ids)] == job.ids), None)
+        return [(job, [*row[places[len(job.ids) - 1] + 1 :]]) for job in self._jobs if job.ids == prompt]
+
+    def _tell(self, job: Job, tokens: list[int] | None) -> None:
+        if tokens is None:  # before its first token, or its row was taken out of the batch after an end token
+            last = self._last.get(job)
+            if last is None or len(last) + 1 >= max(one.budget for one in self._jobs):
+                return
+            tokens = [*last, min(self._ends)]
+        self._last[job] = tokens
+        if len(tokens) >= job.budget or not self._ends.isdisjoint(tokens):
+            self._waiting.remove(job)
+            job.send(within(self._sampler, decode(self._sampler.tokenizer, tokens, self._ends), job))
+        elif job.is_streamed:
+            job.send(tuple(tokens))
+
+
+def within(sampler: Sampler, one: Completion, job: Job) -> Completion:
+    """A completion, cut at the budget of its own job: a batch has the largest of its budgets."""
+    return one if one.tokens <= job.budget else sampler.cut(one, job.budget)
 
 
 class Remote:
@@ -251,12 +292,13 @@ class Remote:
             connected = self._engines[job.digest]
             (one,) = connected.sample(
                 [Prompt("the request", (), job.ids, job.budget)], thinking=False, temperature=job.temperature,
-                top_p=job.top_p, budget=job.budget, seed=job.seed,
+                top_p=job.top_p, budget=job.budget, seed=job.seed, call=job.call,
             )  # fmt: skip
             job.send(one)
         except EngineError as error:
-            job.send(error)
-            self._reopen(job.digest, connected)
+            job.send(Dropped() if job.is_dropped else error)
+            if not job.is_dropped:  # else the request was ended here, and says nothing about the server
+                self._reopen(job.digest, connected)
         except Exception as error:  # noqa: BLE001  the client gets it, and the others are served
             job.send(error)
 

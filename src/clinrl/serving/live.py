@@ -227,9 +227,11 @@ class Live:
 
     def _opened(self, entry: versions.Entry) -> Version:
         if entry.digest not in self._open:
-            place, started = Path(mkdtemp(prefix=COPY)), time.monotonic()
-            self._places[place] = os.open(place, os.O_RDONLY)
-            fcntl.flock(self._places[place], fcntl.LOCK_EX)  # the kernel releases it when this process ends
+            made, started = Path(mkdtemp(prefix=f".{COPY}")), time.monotonic()
+            lock = os.open(made, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when this process ends
+            place = made.rename(made.with_name(made.name[1:]))  # only now may `_sweep` of another server find it
+            self._places[place] = lock
             try:
                 folder = versions.checked_copy(self.params, entry, place)
                 self._intact[entry.digest] = None

@@ -19,12 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Event
-from starlette.types import Receive, Scope, Send
 
 from clinrl.config.machine import LOOPBACK, Machine, read_machine
 from clinrl.config.params import Params
-from clinrl.errors import EngineError, Refused, echo
+from clinrl.errors import EngineError, OutOfMemory, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
 from clinrl.runtime import determinism
@@ -78,12 +78,12 @@ class Service:
         self._app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Refusal: _refused})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, within the bounds, and write a line about it."""
+        """Answer a request, within the bounds."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, counted, status = time.monotonic(), scope["path"] == CHAT, 0
-        scope["clinrl"] = {}
+        counted, status = scope["path"] == CHAT, 0
+        scope.setdefault("clinrl", {})
         if not scope["path"].isprintable():  # a route also matches its path and a line's end, uncounted here
             await refused(404, "there is no such route")(scope, receive, send)
             return
@@ -110,10 +110,6 @@ class Service:
                     await refused(500, "this server failed")(scope, receive, noting)
             finally:
                 self.in_flight -= counted
-                if counted:
-                    says = " ".join(f"{name}={value}" for name, value in scope["clinrl"].items())
-                    took = f"{time.monotonic() - started:.3f}"
-                    echo(f"chat {status or 'dropped'} {says} s={took}")
 
     async def _health(self, _: Request) -> Response:
         status = "draining" if self.is_draining else "ok" if self._live.names else "nothing is served"
@@ -158,7 +154,7 @@ class Service:
                 return Response(status_code=499)  # nobody is there to read it
             written = _completion(piece.result())
         finally:
-            job.is_dropped = True
+            job.drop()
             piece.cancel()
             gone.cancel()
         request.scope["clinrl"] |= {"completion_tokens": written.tokens}
@@ -225,9 +221,10 @@ class Service:
             for one in answer.end(written.stop, written.tokens, with_usage=usage):
                 yield one
         except Refusal as refusal:
+            request.scope["clinrl"] |= {"error": refusal.status}
             yield event(error(refusal.status, refusal.message))
         finally:
-            job.is_dropped = True
+            job.drop()
 
 
 def _completion(piece: object) -> Completion:
@@ -238,6 +235,8 @@ def _completion(piece: object) -> Completion:
     echo(f"an answer failed: {piece if isinstance(piece, Refused) else kind}")
     if isinstance(piece, EngineError):
         raise Refusal(503, "the server that writes answers failed; ask again")
+    if isinstance(piece, OutOfMemory):
+        raise Refusal(503, "there is no memory for this answer; shorten the prompt, ask for fewer tokens, or ask later")
     raise Refusal(500, "the answer could not be written")
 
 
@@ -261,6 +260,36 @@ async def _no_route(_: Request, found: Exception) -> Response:
 async def _refused(_: Request, refusal: Exception) -> Response:
     assert isinstance(refusal, Refusal)
     return refused(refusal.status, refusal.message, refusal.param, refusal.code)
+
+
+def logged(app: ASGIApp) -> ASGIApp:
+    """An application that writes a line about each chat, and about each other request that it refuses.
+
+    The line has the status, the version, counts and seconds, and nothing that a client sent.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        started, status, found = time.monotonic(), 0, dict[str, object]()
+        scope["clinrl"] = found
+
+        async def noting(message: Event) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await app(scope, receive, noting)
+        finally:
+            is_chat = scope["path"] == CHAT
+            if is_chat or not 0 < status < 400:
+                found["s"] = f"{time.monotonic() - started:.3f}"
+                says = " ".join(f"{name}={value}" for name, value in found.items())
+                echo(f"{'chat' if is_chat else 'other'} {status or 'dropped'} {says}")
+
+    return answer
 
 
 class Server(uvicorn.Server):
@@ -311,7 +340,7 @@ def stage(
             service = Service(live, backend, bounds, watch)
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
-                Fence(service, names=[host, *known_as], token=token, limits=limits, refuse=refused),
+                logged(Fence(service, names=[host, *known_as], token=token, limits=limits, refuse=refused)),
                 http=Impatient, log_level="warning", access_log=False,
                 limit_concurrency=at_once + queue + SPARE_CONNECTIONS,
             )  # fmt: skip

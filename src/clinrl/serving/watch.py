@@ -89,7 +89,7 @@ class Watch:
     def make_way(self) -> None:
         """Interrupt the shadow answer, since a request came. No other one begins before the request is answered."""
         if self._job is not None:
-            self._job.is_dropped = True
+            self._job.drop()
 
     def end(self) -> None:
         """Count the waiting answers, store the counts of enough requests, and end the thread."""
