@@ -167,7 +167,10 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
 def verdict(state: "State[Any]") -> int:
     """The exit code for a flow's last state. Raises the refusal or the fault that ended the flow."""
     if not state.is_completed():
-        state.result(raise_on_failure=True)
+        from flows import runs
+
+        with runs.prefect_errors():  # the server may have been away in the middle of the flow
+            state.result(raise_on_failure=True)
     echo(state.message)
     from flows.release import NOT_APPROVED, REFUSED
 

@@ -151,7 +151,7 @@ def test_an_imitation_s_falling_entropy_is_no_alarm():
 def test_alarms_that_are_cut_short_are_refused_by_their_file(tmp_path):
     path = tmp_path / "alarms.json"
     path.write_text('[{"name": "kl", ')
-    with pytest.raises(ArtefactError, match="alarms.json holds no alarms; restore it with `git checkout"):
+    with pytest.raises(ArtefactError, match=r"alarms\.json holds no alarms; restore it with `git checkout"):
         alerts.stored(path)
 
 

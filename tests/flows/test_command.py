@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import httpx
 import pytest
 
 from clinrl.errors import Refused
@@ -282,3 +283,11 @@ def test_old_logs_of_servers_are_swept(project: Path) -> None:
         "mlflow-1.log",
         f"prefect-{os.getpid()}.log",
     }
+
+
+@pytest.mark.long
+def test_a_server_that_went_away_in_the_middle_of_a_flow_is_a_sentence() -> None:
+    from prefect.states import Failed
+
+    with pytest.raises(Refused, match="the Prefect server at .* does not answer; start it"):
+        command.verdict(Failed(data=httpx.ConnectError("no connection")))
