@@ -289,5 +289,5 @@ def test_old_logs_of_servers_are_swept(project: Path) -> None:
 def test_a_server_that_went_away_in_the_middle_of_a_flow_is_a_sentence() -> None:
     from prefect.states import Failed
 
-    with pytest.raises(Refused, match="the Prefect server at .* does not answer; start it"):
+    with pytest.raises(Refused, match=r"the Prefect server at .* does not answer; start it"):
         command.verdict(Failed(data=httpx.ConnectError("no connection")))
