@@ -158,3 +158,23 @@ def test_a_signal_lets_running_requests_end_and_the_command_ends_with_0(released
     log = Path("serve.log").read_text()
     assert "Traceback" not in log
     assert log.count("chat 200 version=v1") >= 6
+
+
+def test_a_second_signal_refuses_what_runs_and_leaves_no_traceback(released: Any) -> None:
+    body = {"model": CHAMPION, "messages": prompts(1)[0], "max_tokens": 600, "temperature": 2.0}
+    with command() as (process, url), ThreadPoolExecutor(4) as pool:
+        runs = [
+            pool.submit(httpx.post, f"{url}/chat/completions", json=body | {"seed": seed}, timeout=120)
+            for seed in range(4)
+        ]
+        time.sleep(0.5)
+        for _ in range(2):
+            os.kill(process.pid, signal.SIGTERM)
+            time.sleep(0.2)
+        assert process.wait(30) == 0
+        found = sorted(one.result().status_code for one in runs)
+    assert set(found) <= {200, 503}
+    assert found[-1] == 503
+    log = Path("serve.log").read_text()
+    assert "Traceback" not in log
+    assert log.count("chat 503") == found.count(503)

@@ -47,6 +47,7 @@ SPARE_CONNECTIONS: Final = 256
 ENDING_S: Final = 5.0
 """Seconds that the end waits for the thread that checks the registry, which may be copying a model."""
 CHAT: Final = "/v1/chat/completions"
+STOPPED: Final = "this server is being stopped; ask another, or later"
 
 
 class Bounds(NamedTuple):
@@ -94,7 +95,7 @@ class Service:
             await send(message)
 
         if counted and self.is_draining:
-            await refused(503, "this server is being stopped; ask another, or later")(scope, receive, noting)
+            await refused(503, STOPPED)(scope, receive, noting)
         elif counted and self.in_flight >= self._bounds.at_once + self._bounds.queue:
             says = "the queue of this server is full; ask again"
             await refused(429, says, code="rate_limit_exceeded")(scope, receive, noting)
@@ -282,6 +283,9 @@ def logged(app: ASGIApp) -> ASGIApp:
 
         try:
             await app(scope, receive, noting)
+        except asyncio.CancelledError:  # by a second signal
+            if not status:
+                await refused(503, STOPPED)(scope, receive, noting)
         finally:
             is_chat = scope["path"] == CHAT
             if is_chat or not 0 < status < 400:
@@ -341,7 +345,7 @@ def stage(
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
                 logged(Fence(service, names=[host, *known_as], token=token, limits=limits, refuse=refused)),
-                http=Impatient, log_level="warning", access_log=False,
+                http=Impatient, lifespan="off", log_level="warning", access_log=False,
                 limit_concurrency=at_once + queue + SPARE_CONNECTIONS,
             )  # fmt: skip
             registry.start()
