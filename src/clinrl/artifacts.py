@@ -332,6 +332,11 @@ def checkpoints_of(manifest: Manifest) -> Path:
     return paths.checkpoints(manifest.name, digest(spec))
 
 
+def remove_checkpoints(folder: Path) -> None:
+    """Remove what the training of an adapter has left, if it left something."""
+    shutil.rmtree(checkpoints_of(read_manifest(folder)), ignore_errors=True)
+
+
 def identity(manifest: Manifest) -> str:
     """The digest by which other artefacts refer to this one."""
     return digest(manifest.model_dump(mode="json"))
