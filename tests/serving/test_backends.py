@@ -1,6 +1,7 @@
 """Backends: what `test_server` cannot bring about by asking."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,31 @@ def test_an_answer_is_sent_when_it_is_whole_while_others_of_its_batch_go_on(serv
                 before_it = [len(piece) for _, piece in told[:at] if isinstance(piece, tuple)]
                 assert max(before_it) <= what.tokens + 1, number
         assert len({what.tokens for what in alone.values()}) > 2
+    finally:
+        sampler._is_shared = before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_answer_that_goes_on_as_another_prompt_of_its_batch_does_is_not_taken_for_it(
+    served: Running, shared: bool
+) -> None:
+    """As a model in mode think that writes an empty think block, which the prompt of the other mode has."""
+    local, sampler = Local("embedded", 8), served.live.names["v2"].sampler
+    local._samplers[served.live.names["v2"].served.digest] = sampler
+    before, sampler._is_shared = sampler._is_shared, shared
+    try:
+        asked, told = jobs(served, [64, 64])
+        for job in asked:
+            local._write([job])
+        whole, written = answers(told)[0][1], [what for number, what in told if number == 0 and isinstance(what, tuple)]
+        other = replace(asked[1], ids=asked[0].ids + written[2])
+        other.number, other.told = 1, told
+        local._write([other])
+        rest = answers(told)[1][1]
+        told.clear()
+        local._write([asked[0], other])
+        assert {number: what for number, (_, what) in answers(told).items()} == {0: whole, 1: rest}
     finally:
         sampler._is_shared = before
 

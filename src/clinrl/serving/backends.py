@@ -216,26 +216,29 @@ class TokenStream:
     """
 
     def __init__(self, jobs: Sequence[Job], waiting: list[Job], sampler: Sampler) -> None:
-        self._jobs, self._waiting, self._sampler = sorted(jobs, key=lambda job: -len(job.ids)), waiting, sampler
+        self._jobs, self._waiting, self._sampler = jobs, waiting, sampler
         self._pad, self._ends = sampler.tokenizer.pad_token_id, end_tokens(sampler.model, sampler.tokenizer)
-        self._last: dict[Job, list[int]] = {}
+        self._rows: dict[tuple[int, ...], list[Job]] = {}
+        self._first, self._last = 0, dict[Job, list[int]]()
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """Return the scores (B, V) unchanged. `input_ids` (B, T) are the tokens so far, with padding anywhere."""
         if all(job.is_dropped for job in self._waiting):
             raise Dropped
         if len(self._jobs) > 1 or self._jobs[0].is_streamed:
-            found = dict(pair for row in input_ids.tolist() for pair in self._of(row))
+            rows = [tuple(row) for row in input_ids.tolist()]
+            if all(row[:-1] in self._rows for row in rows):  # each has a token more; some may have been taken out
+                self._rows = {row: self._rows[row[:-1]] for row in rows}
+            else:  # the prompts of a part of the batch, to which nothing is written yet
+                self._rows = {row: [job for job in self._jobs if self._is_prompt(row, job)] for row in rows}
+                self._first = len(rows[0])
+            found = {job: [*row[self._first :]] for row, jobs in self._rows.items() for job in jobs}
             for job in [*self._waiting]:
                 self._tell(job, found.get(job))
         return scores
 
-    def _of(self, row: Sequence[int]) -> list[tuple[Job, list[int]]]:
-        """The jobs whose prompt begins a row, and the tokens after it."""
-        places = [place for place, token in enumerate(row) if token != self._pad]
-        tokens = tuple(row[place] for place in places)
-        prompt = next((job.ids for job in self._jobs if tokens[: len(job.ids)] == job.ids), None)
-        return [(job, [*row[places[len(job.ids) - 1] + 1 :]]) for job in self._jobs if job.ids == prompt]
+    def _is_prompt(self, row: Sequence[int], job: Job) -> bool:
+        return [one for one in row if one != self._pad] == [one for one in job.ids if one != self._pad]
 
     def _tell(self, job: Job, tokens: list[int] | None) -> None:
         if tokens is None:  # before its first token, or its row was taken out of the batch after an end token
@@ -295,12 +298,11 @@ class Remote:
                 top_p=job.top_p, budget=job.budget, seed=job.seed, call=job.call,
             )  # fmt: skip
             job.send(one)
-        except EngineError as error:
-            job.send(Dropped() if job.is_dropped else error)
-            if not job.is_dropped:  # else the request was ended here, and says nothing about the server
-                self._reopen(job.digest, connected)
         except Exception as error:  # noqa: BLE001  the client gets it, and the others are served
-            job.send(error)
+            is_given_up = job.is_dropped  # asked first, since a client that is told is gone
+            job.send(Dropped() if is_given_up else error)
+            if isinstance(error, EngineError) and not is_given_up:  # else it was ended here, and the server is well
+                self._reopen(job.digest, connected)
 
     def _connected(self, served: Served, folder: Path) -> engine.Engine:
         if served.form == "merged":
