@@ -24,6 +24,8 @@ from clinrl.errors import ArtefactError, Busy, ParamsError, Refused, disk_is_ful
 from clinrl.types import Manifest
 
 MANIFEST = "manifest.json"
+PUBLISHED = "published"
+"""The file that marks a finished training whose adapter was published, and perhaps not recorded by DVC."""
 MADE = ".made-by-clinrl"
 """The file that marks a folder as made by a command, which may replace it."""
 AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
@@ -319,22 +321,14 @@ def verified(folder: Path) -> Manifest:
     return manifest
 
 
-def checkpoints_of(manifest: Manifest) -> Path:
-    """The folder in which a training that ends with this manifest keeps its checkpoints."""
-    spec = {
-        **manifest.spec,
-        "version": manifest.name,
-        "task": manifest.task,
-        "task_version": manifest.task_version,
-        "inputs": manifest.inputs,
-    }
-    spec.pop("samplers", None)  # known only at the end of the training
-    return paths.checkpoints(manifest.name, digest(spec))
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Remove what the training of an adapter has left, if it left something."""
-    shutil.rmtree(checkpoints_of(read_manifest(folder)), ignore_errors=True)
+def remove_published(version: str, but: Path | None = None) -> None:
+    """Remove the finished trainings of a version that were kept for a DVC that might not record them, `but` for one."""
+    for mark in [*Path(".clinrl/checkpoints").glob(f"{version}-{'[0-9a-f]' * 16}/{PUBLISHED}")]:
+        if mark.parent != but:
+            gone = mark.parent.with_name(f"{mark.parent.name}.old")  # at once, or half of it would pass for the whole
+            shutil.rmtree(gone, ignore_errors=True)
+            mark.parent.rename(gone)
+            shutil.rmtree(gone)
 
 
 def identity(manifest: Manifest) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import chdir, nullcontext
 from pathlib import Path
+from unittest import mock
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from ruamel.yaml import YAML
 
 import dolls
 from clinrl import paths
-from clinrl.artifacts import digest, identity, read_manifest, verified, write_json
+from clinrl.artifacts import digest, identity, read_manifest, remove_published, verified, write_json
 from clinrl.config.recipes import Phase
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
@@ -344,13 +345,47 @@ def test_what_was_trained_is_published_again_until_it_is_evaluated(project, monk
         launch.stage(PARAMS, "v1")
     assert f"to train it anew, remove {folder}" in capsys.readouterr().err
     assert dolls.files(paths.adapter("v1")) == published
+    of_another = folder.with_name(f"v1-2-{folder.name[-16:]}")
+    shutil.copytree(folder, of_another)
     dataset.stage(PARAMS, "x1")
     named = {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}
     write_json(paths.data_proof("x1"), {"data": named, "summary": {}, "expectations": []})
     with dolls.few_draws():
         dolls.examine(PARAMS, "esi-base", [1])
         evaluate.stage(PARAMS, "v1")
+    assert [*folder.parent.iterdir()] == [of_another]
+
+
+@pytest.mark.long
+def test_by_hand_a_version_is_trained_as_often_as_one_asks(project, monkeypatch):
+    with dolls.in_process():
+        monkeypatch.setenv("DVC_STAGE", "train@v1")
+        launch.stage(PARAMS, "v1")
+        monkeypatch.delenv("DVC_STAGE")
+        published, trained = dolls.files(paths.adapter("v1")), mock.Mock(side_effect=launch.run_worker)
+        monkeypatch.setattr(launch, "run_worker", trained)
+        launch.stage(PARAMS, "v1")
+    assert trained.call_count == 1
+    assert dolls.files(paths.adapter("v1")) == published
+    assert not any(Path(".clinrl/checkpoints").iterdir())
+
+
+def test_of_a_published_training_all_is_removed_or_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = paths.checkpoints("v1", "0" * 16)
+    folder.mkdir(parents=True)
+    (folder / launch.STATUS).touch()
+    remove_published("v1")  # of a training that goes on
+    assert folder.exists()
+    (folder / launch.PUBLISHED).touch()
+    cut_short = mock.Mock(side_effect=[None, KeyboardInterrupt])
+    with mock.patch.object(shutil, "rmtree", cut_short), pytest.raises(KeyboardInterrupt):
+        remove_published("v1")
     assert not folder.exists()
+    (folder / "adapter").mkdir(parents=True)
+    (folder / launch.PUBLISHED).touch()
+    remove_published("v1")
+    assert not any(folder.parent.iterdir())
 
 
 def test_a_missing_parent_is_named(project):

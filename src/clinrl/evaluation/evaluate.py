@@ -22,7 +22,7 @@ from clinrl.analysis import alerts, baselines
 from clinrl.analysis.exam import Agreement, Estimates, EvalReport, build, column, row_metrics, seen_clauses, summary
 from clinrl.analysis.paired import Answers, between_modes, comparable, compare, patients
 from clinrl.analysis.run import Run
-from clinrl.artifacts import canonical_json, exclusive, remove_checkpoints, seal, staged, write_json, write_text
+from clinrl.artifacts import canonical_json, exclusive, remove_published, seal, staged, write_json, write_text
 from clinrl.config.bases import EmbeddedBase
 from clinrl.config.model import Model
 from clinrl.config.params import Params
@@ -75,7 +75,7 @@ def stage(params: Params, name: str) -> None:
         run = open_run(params, model)
         training = [*chain.from_iterable(corpora(params, model).values())] if model.data else []
         inputs = {"exam": run.exam_digest, **made_of(task, model.folder)}
-        remove_checkpoints(model.folder)  # DVC has recorded the adapter by now
+        remove_published(name)  # DVC has recorded the adapter by now
         # Checked before the expensive part, and the parent's answers too, which may be to another exam.
         check_apart(params, run.model, run.cases)
         parent = {mode: answers for mode in run.modes if (answers := load_parent(run, mode)) is not None}

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from clinrl import paths
 from clinrl.analysis.exam import EvalReport
-from clinrl.artifacts import canonical_json, checkpoints_of, locked, may_write
+from clinrl.artifacts import canonical_json, digest, locked, may_write
 from clinrl.errors import FULL, NO_ROOM, RegistryError, format_value, mask
 from clinrl.types import Estimate, Manifest
 
@@ -280,7 +281,15 @@ def place(uri: str) -> str:
 
 def run_key(manifest: Manifest) -> str:
     """The key of the run of a version or a merge: the name of the folder with the checkpoints of its training."""
-    return checkpoints_of(manifest).name
+    spec = {
+        **manifest.spec,
+        "version": manifest.name,
+        "task": manifest.task,
+        "task_version": manifest.task_version,
+        "inputs": manifest.inputs,
+    }
+    spec.pop("samplers", None)  # known only at the end of the training
+    return paths.checkpoints(manifest.name, digest(spec)).name
 
 
 def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":

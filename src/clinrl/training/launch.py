@@ -14,11 +14,13 @@ from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import (
+    PUBLISHED,
     canonical_json,
     digest,
     exclusive,
     identity,
     read_manifest,
+    remove_published,
     seal,
     staged,
     verified,
@@ -63,16 +65,17 @@ def stage(params: Params, version: str) -> None:
     with exclusive(target):
         spec, rows = resolve(params, version)
         local = _on_this_machine(spec)
-        folder = paths.checkpoints(version, digest(spec))
+        folder, by_dvc = paths.checkpoints(version, digest(spec)), "DVC_STAGE" in os.environ
+        remove_published(version, but=folder if by_dvc else None)  # by hand, a version is trained as often as one asks
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
         handling = params.trainer(params.versions[version].profile).model_dump(include=HANDLING)
         write_json(folder / SPEC, local | handling)
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
         status, steps = _status(folder), spec["trainer"]["steps"]
-        if (status["state"], status["step"]) == ("completed", steps):
+        if (folder / PUBLISHED).exists():
             echo(f"{version} was trained to its last step before; to train it anew, remove {folder}")
-        else:
+        elif (status["state"], status["step"]) != ("completed", steps):
             needs.check(params, version, read_machine())
             step_time.announce(params, version, read_machine())
             # The worker may die before it writes a status. That of an earlier attempt must not pass for its own.
@@ -95,16 +98,15 @@ def stage(params: Params, version: str) -> None:
             if (folder / SAMPLERS).exists():
                 fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)
-        if "DVC_STAGE" in os.environ:
-            # DVC has yet to record the adapter. If it dies or finds the disk full, it removes the folder and starts the
-            # stage again, so what the adapter was copied from stays until the version is evaluated.
-            for part in folder.iterdir():
-                if part.is_dir() and part.name != ADAPTER:
-                    shutil.rmtree(part)
-        else:
-            # The status goes first: if this process is killed here, the rest must not pass for a completed run.
-            (folder / STATUS).unlink()
-            shutil.rmtree(folder)
+        (folder / PUBLISHED).touch()
+        if not by_dvc:
+            remove_published(version)
+            return
+        # DVC has yet to record the adapter. If it dies or finds the disk full, it removes the folder and starts the
+        # stage again, so what the adapter was copied from stays until the version is evaluated.
+        for part in folder.iterdir():
+            if part.is_dir() and part.name != ADAPTER:
+                shutil.rmtree(part)
 
 
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
