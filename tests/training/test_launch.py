@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from contextlib import chdir, nullcontext
 from pathlib import Path
-from unittest import mock
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from ruamel.yaml import YAML
