@@ -120,7 +120,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     """
     logger, since = get_run_logger(), time.monotonic()
     found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
-    lost = dict[UUID, float]()  # when each loss was first seen; a run that was not started is Cancelled by then
+    lost = dict[UUID, float]()  # when each loss was first seen
     given = {name: _answered(partial(_give, name, commit)) for name in names}
     for next_one in names:
         while next_one in given:
@@ -136,7 +136,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
                 if not state.is_final():
                     continue
                 run, now = given[name], time.monotonic()
-                if (state.is_crashed() or run in lost) and tries[name] < TRIES:
+                if state.is_crashed() and tries[name] < TRIES:
                     if now - lost.setdefault(run, now) < REST_S * 2 ** (tries[name] - 1):
                         continue
                     tries[name] += 1
@@ -183,7 +183,7 @@ def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, 
     """The states of all runs. A run that the server does not know any more counts as Crashed.
 
     So does a run that a worker accepted and does not start; it is cancelled too, so that it cannot begin later beside
-    another. `pending` holds the time, by this machine's clock, at which each such run was first seen.
+    another. `pending` holds the time, by this machine's clock, at which each state was first seen.
     """
     states, asked = dict[UUID, State[None]](), [*given.values()]
     with get_client(sync_client=True) as client:
@@ -191,10 +191,10 @@ def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, 
             some = FlowRunFilter(id=FlowRunFilterId(any_=asked[first : first + AT_ONCE]))
             states |= {run.id: run.state or Pending() for run in client.read_flow_runs(flow_run_filter=some)}
         for run, state in states.items():
-            if not state.is_pending():
-                pending.pop(run, None)
-            elif time.monotonic() - pending.setdefault(run, time.monotonic()) > runs.PENDING_S:
-                states[run] = Crashed(message="Its worker did not start it.")
-                client.set_flow_run_state(run, Cancelled(message=states[run].message), force=True)
+            first_seen = pending.setdefault(state.id, time.monotonic())
+            if is_late := state.is_pending() and time.monotonic() - first_seen > runs.PENDING_S:
+                client.set_flow_run_state(run, Cancelled(message=runs.NOT_STARTED), force=True)
+            if is_late or (state.is_cancelled() and state.message == runs.NOT_STARTED):  # by another that waits for it
+                states[run] = Crashed(message=runs.NOT_STARTED)
     gone: State[None] = Crashed(message="The server does not know its run any more.")
     return {name: states.get(run, gone) for name, run in given.items()}

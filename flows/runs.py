@@ -15,7 +15,7 @@ from uuid import UUID
 import httpx
 from prefect import State, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import StateType
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.context import ConcurrencyContext
@@ -25,7 +25,7 @@ from prefect.flow_engine import run_flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Crashed, Pending
+from prefect.states import Cancelled, Crashed, Pending
 
 from clinrl.errors import Refused, mask
 from clinrl.runtime import processes
@@ -36,12 +36,15 @@ TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
 
 Workers that share a Prefect server and no machine, or one machine and no GPU, each name a slot of their own in
 CLINRL_SLOT, such as cpu-of-ward or gpu-0."""
+OURS = "clinrl"
+"""The tag of every deployment, which its runs have from the server: others may use the same one."""
+KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
 """Seconds that a process may take from accepting a run to starting it."""
 LEASE_S = 60.0
 """Seconds after which the server frees a slot whose holder is silent: the least that Prefect allows."""
 
-_PROCESS, _LEASE = "process:", "lease-{}:"  # a run may hold slots of two limits
+_PROCESS, _BEFORE, _LEASE = "process:", "lease:", "lease-{}:"  # by slot, of which a run may hold two; before: one
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
 
 
@@ -102,16 +105,16 @@ def begin() -> None:
 
 
 def sweep(client: Any) -> list[UUID]:
-    """Set runs whose process here is dead, or never began, to Crashed and free their slots. Returns the runs' ids."""
+    """End runs whose process here is dead, or never began, and free their slots. Returns the runs' ids."""
     swept = []
     for run in _unfinished(client):
         owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
-        if not all(map(processes.is_dead, owners)) or not (owners or _never_began(client, run)):
+        if not all(map(processes.is_dead, owners)) or not (owners or _never_began(run)):
             continue
         for tag in run.tags:
             if tag.startswith("lease"):
                 client.release_concurrency_slots_with_lease(UUID(tag.rpartition(":")[2]))
-        state: State[None] = Crashed(message="Its process was killed." if owners else "Its process did not start.")
+        state: State[None] = Crashed(message=KILLED) if owners else Cancelled(message=NOT_STARTED)
         for task_run in client.read_task_runs(
             flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
             task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}}),
@@ -124,12 +127,9 @@ def sweep(client: Any) -> list[UUID]:
     return swept
 
 
-def _never_began(client: Any, run: Any) -> bool:
-    """Whether a run of this project's deployments was accepted long ago, by a process that did not come to `begin`."""
-    if not run.deployment_id or not run.state.is_pending() or time.time() - run.state.timestamp.timestamp() < PENDING_S:
-        return False
-    alike = DeploymentFilter.model_validate({"id": {"any_": [run.deployment_id]}})
-    return any((one.entrypoint or "").startswith("flows") for one in client.read_deployments(deployment_filter=alike))
+def _never_began(run: Any) -> bool:
+    """Whether a run of a deployment of ours was accepted long ago, by a process that did not come to `begin`."""
+    return OURS in run.tags and run.state.is_pending() and time.time() - run.state.timestamp.timestamp() > PENDING_S
 
 
 def _unfinished(client: Any) -> list[Any]:
@@ -143,7 +143,7 @@ def _unfinished(client: Any) -> list[Any]:
 
 def _free_slots(client: Any, alive: list[Any]) -> None:
     """Free slots that no living run is tagged with: a run may have been killed before it was tagged with its lease."""
-    held = sum(any(tag.startswith(_LEASE.format(TRAINING)) for tag in run.tags) for run in alive)
+    held = sum(any(tag.startswith((_LEASE.format(TRAINING), _BEFORE)) for tag in run.tags) for run in alive)
     with suppress(ObjectNotFound):  # there is no limit before the first run
         if client.read_global_concurrency_limit_by_name(TRAINING).active_slots > held:
             client.update_global_concurrency_limit(TRAINING, GlobalConcurrencyLimitUpdate(active_slots=held))

@@ -58,27 +58,28 @@ def deployments(params: Params) -> list[Any]:
     from prefect.types.entrypoint import EntrypointType
 
     from clinrl.watching.standing import DRIFT, SAFETY
+    from flows import runs
     from flows.release import release
     from flows.reproduce import reproduce
     from flows.retrain import scheduled as retrain
     from flows.watch import rollback, trigger, watch
 
-    module = EntrypointType.MODULE_PATH
+    ours = {"entrypoint_type": EntrypointType.MODULE_PATH, "tags": [runs.OURS]}
     scheduled = [
         retrain.to_deployment(
             name=task,
             parameters={"task": task},
             schedules=[Cron(schedule.cron, timezone=schedule.timezone)],
             triggers=[trigger(task, DRIFT)] if task in params.watches else [],
-            entrypoint_type=module,
+            **ours,
         )
         for task, schedule in params.schedules.items()
     ]
     for task, watched in params.watches.items():
-        how = {"name": task, "parameters": {"task": task}, "concurrency_limit": 1, "entrypoint_type": module}
+        how = {"name": task, "parameters": {"task": task}, "concurrency_limit": 1} | ours
         scheduled.append(watch.to_deployment(schedules=[Cron(watched.cron, timezone="UTC")], **how))
         scheduled.append(rollback.to_deployment(triggers=[trigger(task, SAFETY)], **how))
-    return [*scheduled, *(flow.to_deployment(name=BY_HAND, entrypoint_type=module) for flow in (reproduce, release))]
+    return [*scheduled, *(flow.to_deployment(name=BY_HAND, **ours) for flow in (reproduce, release))]
 
 
 def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:

@@ -648,14 +648,15 @@ def test_runs_that_a_killed_server_of_deployments_accepted_are_ended_later(
         of = client.create_flow(reproduce)
         ours, foreign = (
             client.create_flow_run_from_deployment(
-                client.create_deployment(of, name=name, entrypoint=f"{name}.reproduce:reproduce"), state=Pending()
+                client.create_deployment(of, name=f"of-{tag}", entrypoint="flows/reproduce.py:reproduce", tags=[tag]),
+                state=Pending(),
             ).id
-            for name in ("flows", "others")
+            for tag in (runs.OURS, "others")
         )
         assert not {ours, foreign} & {*runs.sweep(client)}, "it may begin yet"
         monkeypatch.setattr(runs, "PENDING_S", 0.0)
         assert runs.sweep(client) == [ours]
-        assert client.read_flow_run(ours).state.is_crashed()
+        assert client.read_flow_run(ours).state.is_cancelled(), "so that it cannot begin later"
         client.delete_flow_run(foreign)
 
 

@@ -303,6 +303,7 @@ def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.Monke
             entry.get("parameters", {}),
             [(schedule["cron"], schedule["timezone"]) for schedule in entry.get("schedules", [])],
             entry.get("concurrency_limit"),
+            entry["tags"],
             _initialize_deployment_triggers(entry["name"], entry.get("triggers", [])),
         )
         for entry in written
@@ -313,6 +314,7 @@ def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.Monke
             deployment.parameters,
             [(one.schedule.cron, one.schedule.timezone) for one in deployment.schedules or []],
             deployment.concurrency_limit,
+            deployment.tags,
             deployment.triggers,
         )
         for deployment in deployments(params)
