@@ -798,6 +798,34 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
     assert (again.digest, again.run_id) == (first.digest, first.run_id)
 
 
+@pytest.mark.parametrize("is_pointed", [False, True])
+def test_the_candidate_before_one_that_was_refused_meanwhile_stays_it_unless_somebody_chose(
+    project, first, monkeypatch, is_pointed
+):
+    point("esi", "candidate", first)
+    asked = versions._is_next
+
+    def then_refused(client, entry, aliases):
+        answer = asked(client, entry, aliases)
+        tag(entry, {"gate": "refused"})
+        return answer
+
+    monkeypatch.setattr(versions, "_is_next", then_refused)
+    if is_pointed:
+        monkeypatch.setattr(versions, "_is_decided", lambda tags: point("esi", "candidate", None) or True)
+        monkeypatch.setattr(versions, "_is_next", lambda *_: True)
+    register(project, "v2")
+    assert getattr(holder("esi", "candidate"), "name", None) == (None if is_pointed else "v1")
+
+
+def test_other_words_on_a_card_do_not_replace_a_registered_folder(project, first):
+    made = log_run.collect(project, project.model("v1"))
+    assert model_folder.is_of(folder_of(first), replace(made, card=made.card.replace("## Slices", "## Parts")))
+    numbers = made.card.replace("value: ", "value: 1", 1)
+    assert numbers != made.card
+    assert not model_folder.is_of(folder_of(first), replace(made, card=numbers))
+
+
 @pytest.mark.long
 def test_a_version_whose_logged_model_was_deleted_by_hand_is_to_be_deleted_too(project):
     first = register(project, "v1")

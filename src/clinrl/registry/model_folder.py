@@ -59,14 +59,23 @@ def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
 
 
 def is_of(folder: Path, made: "Recorded") -> bool:
-    """Whether a registered folder is whole, signed by a key that counts, and of this model, decoding, exam and card."""
+    """Whether a registered folder is whole, signed by a key that counts, of this model, decoding and exam, and with
+    these numbers on its card. Other words on the card are no reason to replace a folder that may be served."""
     try:
         check_signature(folder, made.keys)
         examined, card = novelty.read(folder / pyfunc.EXAMINED), folder / "README.md"
         is_same = pyfunc.read(folder) == _record(made) and examined == _exam_texts(made.model)
-        return is_same and (card.read_bytes() if card.exists() else b"") == made.card.encode()
+        return is_same and _results(card.read_text(encoding="utf-8") if card.exists() else "") == _results(made.card)
     except Refused:
         return False
+
+
+def _results(card: str) -> object:
+    """The results in the front matter of a model card, as the hub reads them."""
+    from huggingface_hub import ModelCard
+
+    found = ModelCard(card, ignore_metadata_errors=True).data.to_dict() if card else {}
+    return found.get("model-index")
 
 
 def _record(made: "Recorded") -> pyfunc.Served:

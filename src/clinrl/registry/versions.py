@@ -22,7 +22,7 @@ from clinrl.config.base import NAME
 from clinrl.config.params import Params
 from clinrl.data import validate
 from clinrl.errors import RegistryError, SignatureError, Unregistered, did_you_mean, format_value
-from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model
+from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model, logged_models
 from clinrl.registry.model_folder import check_signature, download, own_folder
 from clinrl.registry.pyfunc import MERGED, read
 from clinrl.signing.keys import trusted_keys
@@ -100,9 +100,14 @@ def _complete_entry(made: Recorded) -> Entry:
         if "waiver" not in made.tags and _is_next(client, entry, aliases):
             client.set_registered_model_alias(entry.model, CANDIDATE, str(entry.number))
             # A decision meanwhile has set its tag before it looked who is the candidate, so one of the two sees both.
-            if _is_decided(client.get_model_version(entry.model, version.version).tags):
-                client.delete_registered_model_alias(entry.model, CANDIDATE)
-            aliases = _aliases(client, entry.model) or {}
+            is_decided = _is_decided(client.get_model_version(entry.model, version.version).tags)
+            before, aliases = aliases.get(CANDIDATE), _aliases(client, entry.model) or {}
+            if is_decided and aliases.get(CANDIDATE) == str(entry.number):  # as it was before, if nobody else was since
+                if before is None:
+                    client.delete_registered_model_alias(entry.model, CANDIDATE)
+                else:
+                    client.set_registered_model_alias(entry.model, CANDIDATE, before)
+                aliases = _aliases(client, entry.model) or {}
         # Last: readers of this tag may rely on the entry of this exam being complete.
         if entry.tags.get(EXAMINED) != reports_digest(made.reports):
             client.set_model_version_tag(made.model.registered, version.version, EXAMINED, reports_digest(made.reports))
@@ -308,8 +313,8 @@ def _check(name: str, what: str) -> None:
 def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
     """The model version with this digest, created if there is none, with every tag.
 
-    Two machines that create it at once both end up with the older one. Raises RegistryError if the version has other
-    files than `model`: MLflow cannot change that.
+    Two machines that create it at once both end up with the older one. Raises RegistryError if the version has the
+    files of a logged model that is not there: MLflow cannot change that.
     """
     where = f"name='{made.model.registered}' and tags.{DIGEST}='{made.digest}'"
     tags = _tags(made)
@@ -333,7 +338,8 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Rec
             named = [{"name": made.model.registered, "version": int(found[0].version)}]
             client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(named)})
     version = found[0]
-    if model.model_id not in str(version.source):
+    # Of two machines that registered at once, each may have named its own.
+    if not any(one.model_id in str(version.source) for one in logged_models(client, model.experiment_id, made.digest)):
         raise RegistryError(
             f"version {version.version} of {version.name} has the files of another logged model than "
             f"{model.model_id}, perhaps of one that was deleted in MLflow; delete that version there and give "
