@@ -8,6 +8,7 @@ checks the counts itself.
 """
 
 import os
+from collections.abc import Sequence
 
 from prefect import State, flow
 from prefect.events import emit_event
@@ -54,7 +55,7 @@ SENT = "{} sent on day {}"
 def watch(task: str) -> State[None]:
     """Check the counts of a task's champion, and send an event for each kind of alarm without a consequence so far.
 
-    A safety alarm is sent at each check until a rollback has followed, or once a day if a person has to decide; drift
+    A safety alarm is sent at each check until a rollback follows, or once a day where a person has to decide; drift
     is sent on `DAYS` days until a retraining has begun. An event may be lost, so it is sent more than once.
     """
     runs.begin()
@@ -65,7 +66,7 @@ def watch(task: str) -> State[None]:
     if not paths.watched(task).exists():  # reading the counts would create it
         return Completed(message=f"{task} was never served from this machine, so nothing is watched here")
     found = standing(params, champion)
-    new = [kind for kind in found.alarms if kind not in found.raised]
+    new = [kind for kind in found.alarms if kind == SAFETY or kind not in found.raised]
     for kind in new:
         why = left_to_a_person(params, task, champion) if kind == SAFETY else ""
         get_run_logger().warning("alarm: %s of %s", kind, why or champion.name)
@@ -101,12 +102,24 @@ def left_to_a_person(params: Params, task: str, champion: Entry) -> str:
             f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
             f"`clinrl rollback {task} --approver NAME`"
         )
+    if was_rolled_back(lines, champion):
+        return f"{champion.name} is above its limit, and a person chose it after a rollback; a person must decide again"
     before = versions.by_digest(task, recorded_before(task, lines, champion.digest))
-    if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
+    if before is None:
+        return f"{champion.name} is above its limit, and no champion before it is registered; a person must decide"
+    if is_harmful(params, before) or was_acted_on(before, SAFETY):
         return f"{champion.name} is above its limit, and so was {before.name}; a person must decide"
-    if before and (person := rolled_back_by(task, lines, before.digest)):
+    if person := rolled_back_by(task, lines, before.digest):
         return f"{champion.name} is above its limit, and {person} rolled {before.name} back; a person must decide"
     return ""
+
+
+def was_rolled_back(lines: Sequence[audit_log.Entry], champion: Entry) -> bool:
+    """Whether a rollback that was approved beforehand took a version's place away once."""
+    return any(
+        line.kind == "rollback" and line.body.get("beforehand") and line.body["from"]["digest"] == champion.digest
+        for line in lines
+    )
 
 
 @flow(flow_run_name="rollback-{task}")
@@ -121,10 +134,12 @@ def rollback(task: str) -> State[None]:
     champion = champion_of(params, task)
     if not paths.watched(task).exists():
         raise GateError(f"{task} was never served from this machine; rollbacks run where `clinrl serve {task}` does")
-    lines = audit_log.lines(params)
-    once = [line.body["from"]["digest"] for line in lines if line.kind == "rollback" and line.body.get("beforehand")]
-    if champion is None or champion.digest in once or not is_harmful(params, champion):
+    if champion is None or not is_harmful(params, champion):
         return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
+    if was_rolled_back(audit_log.lines(params), champion):
+        return Completed(
+            message=f"nothing to do: a person chose {champion.name} after a rollback, and has to decide again"
+        )
     if why := left_to_a_person(params, task, champion):
         raise GateError(why)
     approver = settings_of(params, task).approver

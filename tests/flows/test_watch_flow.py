@@ -27,6 +27,7 @@ from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, promotion
 from clinrl.signing import keys
+from clinrl.tracking.mlflow_store import connect
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
 from clinrl.watching.standing import DRIFT, SAFETY, note, was_acted_on
@@ -269,9 +270,19 @@ def test_who_makes_a_version_champion_again_has_decided(
             run(rollback)
     promotion.rollback(champions.params(), "esi", approver=champions.ADA, of=versions.find("esi", "v2").digest)
     assert champion() == "v1"
-    assert run(watch) == f"v1: 0 requests; {'safety' if is_killed else 'no'} new alarm"
-    assert run(rollback).startswith("nothing to do")
+    assert run(watch) == "v1: 0 requests; safety new alarm", "once a day, until a person acts"
+    assert run(rollback) == "nothing to do: a person chose v1 after a rollback, and has to decide again"
     assert champion() == "v1"
+
+
+def test_where_no_champion_came_before_a_person_has_to_decide(released: None, prefect: None) -> None:
+    from flows.watch import left_to_a_person
+
+    settle(champions.ADA)
+    with connect() as client:
+        client.delete_model_version("esi", str(versions.find("esi", "v2").number))
+    says = left_to_a_person(load_params(), "esi", versions.find("esi", "v1"))
+    assert says == "v1 is above its limit, and no champion before it is registered; a person must decide"
 
 
 def test_a_last_line_that_another_approver_signed_counts(released: None, prefect: None) -> None:

@@ -63,7 +63,7 @@ class Standing(Strict):
     a safety finding."""
     alarms: tuple[str, ...]
     raised: tuple[str, ...]
-    """Alarms that had their consequence: a retraining or a rollback."""
+    """Alarms that had their consequence, a retraining or a rollback, or whose events were sent on the last day."""
     unseen: str
     """The reason why drift was not tested; empty if it was."""
 
