@@ -435,6 +435,32 @@ def test_what_the_page_of_the_audit_says_of_the_gate_and_audit_v6_is_in_the_repo
     assert direct[2] <= 0.04 < direct[3]  # "three of them in more than 4%"
 
 
+def test_what_page_and_readme_say_of_long_audits_is_in_the_report() -> None:
+    report = json.loads((ROOT / "data/reports/comparisons/audit-gold-long-seeds.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/tasks/audit.md").read_text(encoding="utf-8")
+    parts = {(one["mode"], one["part"]): one for one in report["sections"] if one["part"] != "all"}
+    rows = {at: {row["name"]: row["metrics"]["dangerous"] for row in one["rows"]} for at, one in parts.items()}
+    for level in LEVELS:
+        think, direct = (rows[mode, f"{level} 6-12"] for mode in ("think", "direct"))
+        found = think["v6"], think["base"], direct["v6"], direct["base"], think["sign_reader"]
+        cells = ("{:.1f}% [{:.1f}, {:.1f}]".format(*(100 * one[k] for k in ("value", "low", "high"))) for one in found)
+        assert f"| {level} | {think['v6']['n']} | {' | '.join(cells)} |" in page
+    hard = rows["think", "hard 6-12"]["v6"]
+    assert min(hard["seeds"]) > hard["low"] > 0.1
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"clear an error in {100 * hard['value']:.1f}% (think, n = {hard['n']})" in readme
+    short = [100 * one["v6"]["value"] for (_, part), one in rows.items() if part.endswith(" 2-5")]
+    assert f"With two to five proposals, v6 clears an error in {max(short):.1f}% at most" in page
+    shown = [
+        mode
+        for (mode, _), one in parts.items()
+        for test in one["contrasts"]
+        if test["adjusted"] < 0.05
+        and (test["first"], test["second"], test["measure"], test["versions"]) == ("v6", "base", "dangerous", None)
+    ]
+    assert shown == ["direct"] * 5  # "in none of them, in mode direct in five"
+
+
 def behind(version: str) -> set[tuple[str, str, str, str]]:
     """Than whom the version is not shown to be better: policy or base, mode, decoding and level."""
     report = json.loads((ROOT / f"data/reports/protocol/{version}.json").read_text(encoding="utf-8"))

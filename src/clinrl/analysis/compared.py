@@ -65,11 +65,11 @@ class Contrast(Strict):
     measure: str
     """A share of the paired tests, the first column, a quality, or `commonest label`."""
     versions: tuple[str, str] | None
-    """The two versions of an exact McNemar test; None for a test over all seeds."""
+    """The two versions of an exact paired test; None for a test over all seeds."""
     b: int | None = None
-    """McNemar: cases that count for the first and not for the second."""
+    """Paired test: cases that count for the first and not for the second."""
     c: int | None = None
-    """McNemar: cases that count for the second and not for the first."""
+    """Paired test: cases that count for the second and not for the first."""
     difference: Estimate
     """The first minus the second."""
     p: float

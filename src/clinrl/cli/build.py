@@ -138,7 +138,7 @@ EVALUATE = {
         help="compare recipes over seeds, or two models with each other",
         description="With one name: a comparison of params.yaml, recipes over seeds. It reads graded answers and "
         "reports, asks no model, and writes data/reports/comparisons/NAME.json, .md and .png. With two names: exact "
-        "McNemar tests between two models that took the same exam, of every yes/no metric in every mode; p is not "
+        "paired tests between two models that took the same exam, of every yes/no metric in every mode; p is not "
         "adjusted for their number.",
         examples="clinrl compare imaging-arms\nclinrl compare esi-v49 esi-v43\n"
         "clinrl compare esi-v49-full esi-v49 --json",

@@ -282,7 +282,8 @@ class Watch(Section):
     cron: str = "*/10 * * * *"
     """When the counts are looked at, in UTC: minute, hour, day of month, month, day of week."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
-    """Chance of a false alarm of each kind in the life of a version, above 0 and below 1."""
+    """Chance of a false alarm of each kind in the life of a version, above 0 and below 1. The test of drift
+    begins anew with each exam that the version takes."""
     margin: float = Field(default=0.05, gt=0, lt=1)
     """By how much a share of requests may differ from the exam's before it counts as drift, above 0 and below 1."""
     limit: float | None = Field(default=None, gt=0, lt=1)

@@ -27,7 +27,8 @@ from clinrl.watching.counts import Counts, Reader
 from clinrl.watching.standing import settings_of
 
 LEAST = 20
-"""The least number of requests that are stored together: no count is about one alone. Fewer are lost at the end."""
+"""The least number of requests that are stored together, so that the moment points at none; a bucket may hold one.
+Fewer are lost at the end."""
 FLUSH_S = 5.0
 WAITING = 512
 """The most answers that wait to be counted; an eighth as many wait for the candidate's answer."""
