@@ -128,11 +128,20 @@ def test_p_of_a_finding_pays_for_all_that_is_tested() -> None:
 
 
 def test_of_imported_cases_no_word_and_no_exact_value_is_kept() -> None:
-    cases, _ = texts(4, 1)
+    """No edge of a bucket is the value of one patient, such as the slowest pulse."""
+    cases, _ = texts(40, 1)
     theirs = [case.model_copy(update={"group": f"exam{importing.MARK}p{i}"}) for i, case in enumerate(cases)]
-    reader = counts.learn(TASK, theirs, [" ".join(["smith"] * n) for n in (1234, 1235, 1236, 1237)])
+    pulses = [41, *range(60, 99)]
+    told = [f"{' '.join(['smith'] * (1234 + i))} HR {pulse}" for i, pulse in enumerate(pulses)]
+    reader = counts.learn(TASK, theirs, told)
     assert (reader.words, reader.examined) == ((), None)
-    assert set(reader.edges["length in words"]) <= {1200.0, 1000.0}
+    assert set(reader.edges["length in words"]) <= {1200.0, 1300.0}
+    assert reader.edges["hr"]
+    for edge in reader.edges["hr"]:
+        assert counts.FEWEST <= sum(pulse < edge for pulse in pulses) <= len(pulses) - counts.FEWEST
+    few = counts.learn(TASK, theirs[:4], told[:4])
+    assert few.edges["hr"] == []
+    assert few.read(told[0])[("hr", "present")] == 1
 
 
 def test_the_readings_of_a_note_are_its_vital_signs() -> None:

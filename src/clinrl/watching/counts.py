@@ -29,6 +29,8 @@ Counts = Counter[tuple[str, str]]
 """Number of requests by feature and bucket."""
 QUANTILES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
 """The quantiles of a number in the exam's texts that are the edges of its buckets."""
+FEWEST = 10
+"""Values of an imported exam on either side of an edge, at the least."""
 WORDS, COMMON = 150, 0.02
 """Words that are features: at most this many, each in at least this share of the exam's texts."""
 ANSWER, LABELLED, SHADOW = "answer, ", "labelled, ", " in shadow, "
@@ -73,8 +75,11 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
         name: sorted(set(numpy.quantile(values[name], QUANTILES, method="inverted_cdf").tolist()))
         for name in sorted(values)
     }
-    if any(map(is_imported, cases)):  # rounded, so that no edge is the value of one patient
+    if any(map(is_imported, cases)):  # rounded, and with some patients on either side: no edge is the value of one
         rounded = {name: sorted({float(f"{edge:.2g}") for edge in of}) for name, of in edges.items()}
+        for name, of in rounded.items():
+            below = [sum(value < edge for value in values[name]) for edge in of]
+            rounded[name] = [e for e, n in zip(of, below, strict=True) if FEWEST <= n <= len(values[name]) - FEWEST]
         return Reader((), rounded, None, readings)
     common = Counter(word for text in texts for word in _words(text))
     kept = sorted((word for word, n in common.items() if n >= COMMON * len(texts)), key=lambda w: (-common[w], w))
@@ -152,4 +157,4 @@ def _bucket(value: float | None, edges: Sequence[float]) -> str:
         return "absent"
     place = bisect_right(edges, value)
     low = f"from {edges[place - 1]:g}" if place else ""
-    return f"{low} below {edges[place]:g}".strip() if place < len(edges) else low
+    return f"{low} below {edges[place]:g}".strip() if place < len(edges) else low or "present"
