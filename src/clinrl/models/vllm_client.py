@@ -66,7 +66,8 @@ class Call:
         self.over.set()
         for each in list(self.sockets):
             with suppress(OSError):  # it was closed meanwhile
-                each.shutdown(socket.SHUT_RDWR)
+                # Below TLS: a socket of ssl forgets its keys first, and what is sent meanwhile would go in the clear.
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
 
 
 class Client:
