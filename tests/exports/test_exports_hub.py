@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, constants, hf_hub_download
@@ -110,7 +111,7 @@ def test_the_card_is_read_back_by_the_hubs_own_library(hub):
     exact = reports["think"].metrics["exact"]
     assert f"{exact.value:.3f} [{exact.low:.3f}, {exact.high:.3f}]" in card.text
     assert "Research only" in card.text
-    assert f'PeftModel.from_pretrained(base, "{REPO}")' in card.text
+    assert f'folder = snapshot_download("{REPO}")' in card.text
     assert identity(read_manifest(paths.adapter("v2"))) in card.text
 
 
@@ -193,8 +194,31 @@ def test_the_code_of_a_card_opens_what_was_examined(hub, monkeypatch):
     blocks = bases.think_blocks(Path(__file__).parents[2] / "data/bases/audit")
     monkeypatch.setattr(bases, "think_blocks", lambda _: blocks)
     here = card_of(made, REPO, {"repo": REPO})
-    assert f'PreTrainedTokenizerFast.from_pretrained("{REPO}")' in here
+    assert "tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)" in here
     assert "`'<think>\\n'` with thinking, `'<think>\\n\\n</think>\\n\\n'` without" in here
+
+
+@pytest.mark.long
+def test_the_code_of_a_card_runs_on_what_is_pushed_with_an_embedded_base(hub, tmp_path, monkeypatch):
+    """The folder is laid out as the repository; only the download is replaced."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = Path(__file__).parents[2] / "data/bases/esi"
+    config = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).eval()
+    adapted.peft_config["default"].base_model_name_or_path = "data/bases/esi"
+    adapted.save_pretrained(tmp_path, save_embedding_layers=False)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, tmp_path)
+    shutil.copytree(base, tmp_path / "base")
+    card = card_of(collect(load_params(), load_params().model("v2")), REPO, {"repo": REPO})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo: {REPO: str(tmp_path)}[repo])
+    opened: dict[str, Any] = {}
+    exec(card.split("## From this repository")[1].split("```")[1].removeprefix("python"), opened)  # noqa: S102
+    ids = opened["tokenizer"]("A case", return_tensors="pt").input_ids
+    assert torch.equal(opened["model"](ids).logits, adapted(ids).logits)
 
 
 def test_a_full_model_is_not_its_own_base(hub):
