@@ -19,8 +19,9 @@ from clinrl.cli import main as cli
 from clinrl.config.params import load_params
 from clinrl.errors import DataError
 from clinrl.evaluation.answers import load_report
-from clinrl.exports.hub import card_of
+from clinrl.exports.hub import TERMS, card_of
 from clinrl.models import bases
+from clinrl.provenance import pins
 from clinrl.registry.log_run import collect
 from clinrl.reports import model_card
 
@@ -71,11 +72,12 @@ def test_what_was_pushed_is_what_was_examined(hub, tmp_path, capsys):
     fetched = Path(hf_hub_download(REPO, "adapter_model.safetensors", cache_dir=tmp_path / "other"))
     assert fetched.read_bytes() == (paths.adapter("v2") / "adapter_model.safetensors").read_bytes()
     manifest = json.loads(hub.files["manifest.json"])
-    for name in hub.files.keys() - {"README.md", "manifest.json"}:
+    for name in hub.files.keys() - {"README.md", "manifest.json", *TERMS}:
         folder, named = (paths.base("esi"), name.removeprefix("base/")) if "/" in name else (paths.adapter("v2"), name)
         assert hub.files[name] == (folder / named).read_bytes()
     assert hubs.digest(hub.files["adapter_model.safetensors"]) == manifest["files"]["adapter_model.safetensors"]
     assert {"base/model.safetensors", "base/config.json", "adapter_config.json", "history.jsonl"} <= hub.files.keys()
+    assert all(hub.files[name] == (pins.ROOT / name).read_bytes() for name in TERMS)
     sent = b"".join(hub.files.values())
     assert b"the patient of case 7" not in sent, "verdicts quote what a model wrote"
     cases = (paths.cases("x1") / paths.CASES_FILE).read_text(encoding="utf-8").splitlines()
@@ -91,7 +93,8 @@ def test_files_of_a_model_that_was_pushed_before_are_removed(hub):
         "LICENSE": b"mine",
     }
     assert cli.main(["push", "v2", "--repo", REPO]) == 0
-    assert {".gitattributes", "plot.png", "LICENSE"} <= hub.files.keys()
+    assert {".gitattributes", "plot.png", "NOTICE"} <= hub.files.keys()
+    assert hub.files["LICENSE"] == b"mine"
     assert not {"model-00002-of-00002.safetensors", "base/adapter_config.json"} & hub.files.keys()
 
 
