@@ -19,7 +19,8 @@ from clinrl.cli import main as cli
 from clinrl.config.params import load_params
 from clinrl.errors import DataError
 from clinrl.evaluation.answers import load_report
-from clinrl.exports.hub import TERMS, card_of
+from clinrl.exports.hub import SENT, TERMS, card_of
+from clinrl.merging import merge
 from clinrl.models import bases
 from clinrl.provenance import pins
 from clinrl.registry.log_run import collect
@@ -231,6 +232,10 @@ def test_a_full_model_is_not_its_own_base(hub):
     assert (card.data.base_model, card.data.base_model_relation) == (None, "merge")
     assert f"| its base, esi-base | `{identity(full.base)}` |" in card.text
     assert f'PreTrainedTokenizerFast.from_pretrained("{REPO}")' in card.text
+
+
+def test_what_the_card_of_a_merge_points_to_is_sent():
+    assert merge.RESULT in SENT
 
 
 def test_an_adapter_above_a_folder_of_this_machine_is_not_pushed(hub, capsys, monkeypatch):

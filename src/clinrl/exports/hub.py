@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 CARD: Final = "README.md"
-SENT: Final = ("adapter_config.json", "history.jsonl", MANIFEST, *CONFIGS, *TOKENIZER)
+SENT: Final = ("adapter_config.json", "history.jsonl", "merge.json", MANIFEST, *CONFIGS, *TOKENIZER)
 """Files that are sent with the weights. Others, such as verdicts of judges, quote a model's text about a case."""
 BASE: Final = "base"
 TERMS: Final = ("LICENSE", "NOTICE")
