@@ -14,6 +14,7 @@ from uv import find_uv_bin
 import tried
 from clinrl import paths
 from clinrl.artifacts import write_text
+from clinrl.config.comparisons import Rival
 from clinrl.config.params import load_params
 from clinrl.pipeline import wheel
 
@@ -66,6 +67,21 @@ def test_what_learned_from_somebodys_records_is_not_shipped(project, capsys, mon
     assert wheel.main(["v1"]) == 1
     assert "v1 learned from somebody's records" in capsys.readouterr().err
     assert not Path("dist").exists()
+
+
+def test_a_rivals_answers_to_imported_cases_are_not_shipped(project, monkeypatch):
+    given = load_params().model_copy(update={"rivals": {"trees": Rival(task="esi", data=("d1",), exam="x1")}})
+    drawn = {name: spec for name, spec in given.datasets.items() if name != "x1"}
+    imported = given.model_copy(update={"datasets": drawn, "imports": {"x1": given.datasets["x1"]}})
+    found = []
+    for params in (given, imported):
+        taken: list[str] = []
+        monkeypatch.setattr(wheel, "load_params", lambda params=params: params)
+        monkeypatch.setattr(wheel, "_extract", lambda names, _, taken=taken: taken.extend(names))
+        with pytest.raises(subprocess.CalledProcessError):  # of nothing pip builds nothing
+            wheel.build(["v1"], project / "dist")
+        found.append(str(paths.exam_record("esi", "trees")) in taken)
+    assert found == [True, False]
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def build(names: Sequence[str], out: Path) -> Path:
             raise DataError(
                 f"{model.name} learned from somebody's records ({imported[0]}) and may repeat them; ship another"
             )
-    exams = {model.exam for model in models}
+    exams = {model.exam for model in models} & params.datasets.keys()  # answers to imported cases stay here
     project = [
         *("params.yaml", "params"),
         *(str(paths.base(model.task.name)) for model in models),
