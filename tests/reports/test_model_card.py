@@ -95,6 +95,14 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
     assert "- other seeds: not done" in body
 
 
+def test_a_card_says_how_answers_were_decoded(reports):
+    think, direct = reports
+    sampled = think.model_copy(update={"mode_spec": think.mode_spec | {"temperature": 0.6, "top_p": 0.95}})
+    card = model_card.write(MANIFEST, lineage=["v2"])
+    text = model_card.with_results(card, [sampled, direct], {}, training=[], missing=[], licence="")
+    assert "| think | yes | 0.6 | 0.95 | 96 |\n| direct | no | 0.0 | 1.0 | 96 |" in text
+
+
 def test_a_card_says_that_a_gap_was_planted(reports):
     card = model_card.write(MANIFEST, lineage=["v1", "v2"])
     planted = model_card.with_results(card, reports, {}, training=TRAINING, missing=[], licence="")
