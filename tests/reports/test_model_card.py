@@ -112,6 +112,16 @@ def test_a_card_says_that_a_gap_was_planted(reports):
     assert "planted" not in model_card.with_results(card, reports, {}, training=TRAINING[1:], missing=[], licence="")
 
 
+def test_a_card_names_a_waiver_and_the_alerts_of_the_training(reports):
+    card = model_card.write(MANIFEST, lineage=["v2"])
+    about = {"training": [], "missing": [], "licence": ""}
+    text = model_card.with_results(card, reports, {}, **about, waiver="A control.", alarms="stop clipped think at 12")
+    assert "by this waiver: A control.\n\nAlerts of its training: stop clipped think at 12.\n\n## Not" in text
+    plain = model_card.with_results(card, reports, {}, **about)
+    assert "waiver" not in plain
+    assert "Alerts" not in plain
+
+
 def test_failures_are_named_or_said_to_be_none(reports):
     first = reports[0]
     card = model_card.write(MANIFEST, lineage=["v2"])
