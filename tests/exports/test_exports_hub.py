@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, constants, hf_hub_download
@@ -18,8 +19,10 @@ from clinrl.cli import main as cli
 from clinrl.config.params import load_params
 from clinrl.errors import DataError
 from clinrl.evaluation.answers import load_report
-from clinrl.exports.hub import card_of
+from clinrl.exports.hub import SENT, TERMS, card_of
+from clinrl.merging import merge
 from clinrl.models import bases
+from clinrl.provenance import pins
 from clinrl.registry.log_run import collect
 from clinrl.reports import model_card
 
@@ -70,11 +73,12 @@ def test_what_was_pushed_is_what_was_examined(hub, tmp_path, capsys):
     fetched = Path(hf_hub_download(REPO, "adapter_model.safetensors", cache_dir=tmp_path / "other"))
     assert fetched.read_bytes() == (paths.adapter("v2") / "adapter_model.safetensors").read_bytes()
     manifest = json.loads(hub.files["manifest.json"])
-    for name in hub.files.keys() - {"README.md", "manifest.json"}:
+    for name in hub.files.keys() - {"README.md", "manifest.json", *TERMS}:
         folder, named = (paths.base("esi"), name.removeprefix("base/")) if "/" in name else (paths.adapter("v2"), name)
         assert hub.files[name] == (folder / named).read_bytes()
     assert hubs.digest(hub.files["adapter_model.safetensors"]) == manifest["files"]["adapter_model.safetensors"]
     assert {"base/model.safetensors", "base/config.json", "adapter_config.json", "history.jsonl"} <= hub.files.keys()
+    assert all(hub.files[name] == (pins.ROOT / name).read_bytes() for name in TERMS)
     sent = b"".join(hub.files.values())
     assert b"the patient of case 7" not in sent, "verdicts quote what a model wrote"
     cases = (paths.cases("x1") / paths.CASES_FILE).read_text(encoding="utf-8").splitlines()
@@ -90,7 +94,8 @@ def test_files_of_a_model_that_was_pushed_before_are_removed(hub):
         "LICENSE": b"mine",
     }
     assert cli.main(["push", "v2", "--repo", REPO]) == 0
-    assert {".gitattributes", "plot.png", "LICENSE"} <= hub.files.keys()
+    assert {".gitattributes", "plot.png", "NOTICE"} <= hub.files.keys()
+    assert hub.files["LICENSE"] == b"mine"
     assert not {"model-00002-of-00002.safetensors", "base/adapter_config.json"} & hub.files.keys()
 
 
@@ -110,7 +115,7 @@ def test_the_card_is_read_back_by_the_hubs_own_library(hub):
     exact = reports["think"].metrics["exact"]
     assert f"{exact.value:.3f} [{exact.low:.3f}, {exact.high:.3f}]" in card.text
     assert "Research only" in card.text
-    assert f'PeftModel.from_pretrained(base, "{REPO}")' in card.text
+    assert f'folder = snapshot_download("{REPO}")' in card.text
     assert identity(read_manifest(paths.adapter("v2"))) in card.text
 
 
@@ -193,8 +198,31 @@ def test_the_code_of_a_card_opens_what_was_examined(hub, monkeypatch):
     blocks = bases.think_blocks(Path(__file__).parents[2] / "data/bases/audit")
     monkeypatch.setattr(bases, "think_blocks", lambda _: blocks)
     here = card_of(made, REPO, {"repo": REPO})
-    assert f'PreTrainedTokenizerFast.from_pretrained("{REPO}")' in here
+    assert "tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)" in here
     assert "`'<think>\\n'` with thinking, `'<think>\\n\\n</think>\\n\\n'` without" in here
+
+
+@pytest.mark.long
+def test_the_code_of_a_card_runs_on_what_is_pushed_with_an_embedded_base(hub, tmp_path, monkeypatch):
+    """The folder is laid out as the repository; only the download is replaced."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = Path(__file__).parents[2] / "data/bases/esi"
+    config = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).eval()
+    adapted.peft_config["default"].base_model_name_or_path = "data/bases/esi"
+    adapted.save_pretrained(tmp_path, save_embedding_layers=False)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, tmp_path)
+    shutil.copytree(base, tmp_path / "base")
+    card = card_of(collect(load_params(), load_params().model("v2")), REPO, {"repo": REPO})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo: {REPO: str(tmp_path)}[repo])
+    opened: dict[str, Any] = {}
+    exec(card.split("## From this repository")[1].split("```")[1].removeprefix("python"), opened)  # noqa: S102
+    ids = opened["tokenizer"]("A case", return_tensors="pt").input_ids
+    assert torch.equal(opened["model"](ids).logits, adapted(ids).logits)
 
 
 def test_a_full_model_is_not_its_own_base(hub):
@@ -204,6 +232,10 @@ def test_a_full_model_is_not_its_own_base(hub):
     assert (card.data.base_model, card.data.base_model_relation) == (None, "merge")
     assert f"| its base, esi-base | `{identity(full.base)}` |" in card.text
     assert f'PreTrainedTokenizerFast.from_pretrained("{REPO}")' in card.text
+
+
+def test_what_the_card_of_a_merge_points_to_is_sent():
+    assert merge.RESULT in SENT
 
 
 def test_an_adapter_above_a_folder_of_this_machine_is_not_pushed(hub, capsys, monkeypatch):

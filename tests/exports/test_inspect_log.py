@@ -159,6 +159,18 @@ def test_the_text_of_somebodys_records_does_not_leave(export, tmp_path, monkeypa
     assert not STORE.exists()
 
 
+@pytest.mark.parametrize("export", [inspect_log.stage, traces.stage])
+def test_what_a_model_says_that_learned_from_somebodys_records_does_not_leave(export, triage, monkeypatch):
+    monkeypatch.chdir(triage)
+    monkeypatch.setattr(inspect_log, "_python", str)
+    drawn = examined.params()
+    params = drawn.model_copy(update={"imports": dict.fromkeys([drawn.versions["v1"].data])})
+    with pytest.raises(DataError, match="v2 learned from somebody's records and may repeat them; nothing was written"):
+        export(params, "v2")
+    assert not paths.exports().exists()
+    assert not STORE.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("project", "name"), [("triage", "v2"), ("audits", "audit-base")])
 def test_inspect_itself_reads_the_same_numbers(project, name, request, monkeypatch, capsys, tmp_path):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 import auditors
 import clients
@@ -114,8 +115,9 @@ def test_the_scorer_counts_as_the_report_does(mode, project, tmp_path):
     lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
     scorer, answers = scorer_of(tmp_path / "clinrl_esi"), replies("v2", mode)
     found: dict[str, list[float]] = {}
+    process = scorer.process_opened if mode == "think" else scorer.process
     for row in scorer.load(version=2)["test"]:
-        for name, value in scorer.process(row, [answers[row["id"]]]).items():
+        for name, value in process(row, [answers[row["id"]]]).items():
             found.setdefault(name, []).append(value)
     report = load_report("v2", mode)
     assert 0 < report.metrics["exact"].value < 1
@@ -130,6 +132,30 @@ def test_an_answer_that_cannot_be_read_counts_as_clinrl_counts_it(project, tmp_p
     for gold, expected in ((1, {"exact": 0.0, "critical_under": 1.0}), (5, {"exact": 0.0, "critical_under": 0.0})):
         row = {"task": "esi", "gold": json.dumps(gold)}
         assert scorer.process(row, ["It may be 1 or 5."]).items() <= expected.items()
+
+
+def test_a_thought_that_was_cut_off_is_an_answer_only_where_no_prompt_opened_it(project, tmp_path):
+    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
+    scorer, row = scorer_of(tmp_path / "clinrl_esi"), {"task": "esi", "gold": "2"}
+    cut = "The pulse is 130.\nANSWER: ESI 2"
+    assert [one(row, [cut])["exact"] for one in (scorer.process, scorer.process_opened)] == [1.0, 0.0]
+    whole = f"{cut}\n</think>\n\nANSWER: ESI 2"
+    assert [one(row, [whole])["exact"] for one in (scorer.process, scorer.process_opened)] == [1.0, 1.0]
+
+
+def test_the_harness_is_told_to_decode_as_an_exam_does(project, tmp_path):
+    params = examined.mining()
+    base = params.bases["esi"].full.model_copy(update={"temperature": 0.6, "top_p": 0.95})
+    bases = {"esi": params.bases["esi"].model_copy(update={"full": base})}
+    for scale, expected in (
+        ("embedded", {"do_sample": False, "temperature": 0.0}),
+        ("full", {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 0}),
+    ):
+        lm_eval.stage(params.model_copy(update={"scale": scale, "bases": bases}), "esi", out=tmp_path, open_exam=True)
+        for name in ("clinrl_esi", "clinrl_esi_think"):
+            made = YAML().load(tmp_path / f"clinrl_esi/{name}.yaml")
+            assert made["task"] == name
+            assert made["generation_kwargs"] == {"until": [], **expected, "max_gen_toks": 64}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +197,7 @@ def test_the_harness_itself_counts_as_the_report_does(name, version, folder, mod
     """Unmodified, in an environment of its own that has this checkout's clinrl on its path."""
     venv = clients.client(*REQUIREMENTS)
     monkeypatch.chdir(folder())
-    task, exported = get_task(name), f"clinrl_{name}"
+    task, exported = get_task(name), f"clinrl_{name}" + ("_think" if mode == "think" else "")
     lm_eval.stage(load_params(), name, out=tmp_path, open_exam=True)
     answers = tmp_path / "answers.json"
     answers.write_text(json.dumps(replies(version, mode)), encoding="utf-8")

@@ -14,6 +14,7 @@ from uv import find_uv_bin
 import tried
 from clinrl import paths
 from clinrl.artifacts import write_text
+from clinrl.config.comparisons import Rival
 from clinrl.config.params import load_params
 from clinrl.pipeline import wheel
 
@@ -68,8 +69,23 @@ def test_what_learned_from_somebodys_records_is_not_shipped(project, capsys, mon
     assert not Path("dist").exists()
 
 
+def test_a_rivals_answers_to_imported_cases_are_not_shipped(project, monkeypatch):
+    given = load_params().model_copy(update={"rivals": {"trees": Rival(task="esi", data=("d1",), exam="x1")}})
+    drawn = {name: spec for name, spec in given.datasets.items() if name != "x1"}
+    imported = given.model_copy(update={"datasets": drawn, "imports": {"x1": given.datasets["x1"]}})
+    found = []
+    for params in (given, imported):
+        taken: list[str] = []
+        monkeypatch.setattr(wheel, "load_params", lambda params=params: params)
+        monkeypatch.setattr(wheel, "_extract", lambda names, _, taken=taken: taken.extend(names))
+        with pytest.raises(subprocess.CalledProcessError):  # of nothing pip builds nothing
+            wheel.build(["v1"], project / "dist")
+        found.append(str(paths.exam_record("esi", "trees")) in taken)
+    assert found == [True, False]
+
+
 @pytest.mark.slow
-def test_a_second_build_has_equal_bytes_and_answers_where_nothing_else_is(project, tmp_path, capsys):
+def test_a_second_build_has_equal_bytes_and_answers_where_nothing_else_is(project, tmp_path, capsys, monkeypatch):
     listed = subprocess.run(["git", "ls-files", "-z", *wheel.CODE], cwd=ROOT, capture_output=True, check=True).stdout
     for file in listed.decode().rstrip("\0").split("\0"):
         (project / file).parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +93,7 @@ def test_a_second_build_has_equal_bytes_and_answers_where_nothing_else_is(projec
     git("add", ".")
     git("commit", "--quiet", "--message", "its code")
     assert wheel.main(["v1", "--out", str(tmp_path / "first")]) == 0
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     old = os.umask(0o077)
     try:
         assert wheel.main(["v1", "--out", str(tmp_path / "second")]) == 0

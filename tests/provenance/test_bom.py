@@ -195,6 +195,21 @@ def test_at_full_scale_the_base_is_the_pinned_commit(project: Params) -> None:
     assert base["bom-ref"] == "base/esi"
 
 
+def test_at_full_scale_the_licence_is_that_of_the_base_whose_weights_a_full_model_has(
+    project: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = project.model_copy(update={"scale": "full"})
+    repo = full.bases["esi"].full.repo
+    (paths.base("esi") / "base.json").write_text(f'{{"repo": "{repo}", "commit": "{"a" * 40}"}}')
+    monkeypatch.setitem(bom.HUB_LICENCES, repo, "LicenseRef-Own")
+    for name, has_base in (("v2", False), ("v2-full", True)):
+        bill = bom.of_version(full, name)
+        models = parts(bill, "machine-learning-model")
+        for model in (bill["metadata"]["component"], models["v1"], models[repo]):
+            assert model["licenses"] == [{"license": {"name": "LicenseRef-Own"}}]
+        assert ("its weights are in the merged model" in models[repo]["description"]) == has_base
+
+
 def test_writing_bills_loads_no_library_for_them() -> None:
     heavy = "{'cyclonedx', 'torch', 'mlflow', 'pandas'}"
     code = f"import sys, clinrl.provenance.bom; sys.exit({heavy} & {{*sys.modules}} != set())"

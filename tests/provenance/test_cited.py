@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from clinrl.artifacts import md5, write_text
 from clinrl.errors import ArtefactError
 from clinrl.provenance.cited import NOT_DONE, NOT_HERE, Cited, as_text, leaves, plain, pointer
 from clinrl.reports.render import table
@@ -80,6 +81,19 @@ def test_a_difference_is_refused_with_both_places_and_values(tmp_path, monkeypat
     Cited(NEVER_MADE).check(iter(pairs[1:]))
     with pytest.raises(ArtefactError, match=r"^a.json says 1 at /x/y, but b.json says 2 at /z; restore"):
         Cited(NEVER_MADE).check(iter(pairs))
+
+
+def test_a_file_of_a_folder_that_is_not_as_recorded_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "data/bases/esi/manifest.json"
+    write_text(file, '{"spec": {"seed": 1}}')
+    lock = {"base@esi": {"outs": [{"path": "data/bases/esi", "md5": md5(file.parent)}]}}
+    cited = Cited(lock)
+    assert cited.show("data/bases/esi/manifest.json", "spec", "seed") == "1 [S1]"
+    cited.check(iter(()))
+    write_text(file, '{"spec": {"seed": 2}}')
+    with pytest.raises(ArtefactError, match=r"^data/bases/esi is not what dvc\.lock records"):
+        cited.check(iter(()))
 
 
 def test_an_estimate_that_is_none_is_shown_key_by_key():

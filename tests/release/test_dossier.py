@@ -38,7 +38,7 @@ def project(tmp_path, monkeypatch):
 @pytest.fixture
 def committed(tmp_path, monkeypatch):
     """The parameters of this repository, in a folder with its reports, parameters and lock, as a clone has them."""
-    for name in ("data/reports", "data/bases/esi/manifest.json", "params", "params.yaml", "dvc.lock", "bom.cdx.json"):
+    for name in ("data/reports", "data/bases/esi", "params", "params.yaml", "dvc.lock", "bom.cdx.json"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         copy(ROOT / name, tmp_path / name)
@@ -224,6 +224,9 @@ def test_a_report_on_another_adapter_than_the_one_here_stops_it(committed):
     with staged(paths.adapter("esi-v49")) as out:
         fields = {"kind": "adapter", "name": "esi-v49", "task": "esi", "task_version": 1}
         seal(out, **fields, spec={"seed": 49}, inputs={})
+    with pytest.raises(ArtefactError, match=r"data/adapters/esi-v49 is not what dvc\.lock records"):
+        dossier.stage(committed, PARAMS, "esi-v49")
+    Path("dvc.lock").unlink()
     with pytest.raises(ArtefactError, match=r"at /adapter_digest, but data/adapters/esi-v49 is"):
         dossier.stage(committed, PARAMS, "esi-v49")
     with staged(paths.adapter("esi-v49")) as out:

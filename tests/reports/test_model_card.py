@@ -95,6 +95,14 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
     assert "- other seeds: not done" in body
 
 
+def test_a_card_says_how_answers_were_decoded(reports):
+    think, direct = reports
+    sampled = think.model_copy(update={"mode_spec": think.mode_spec | {"temperature": 0.6, "top_p": 0.95}})
+    card = model_card.write(MANIFEST, lineage=["v2"])
+    text = model_card.with_results(card, [sampled, direct], {}, training=[], missing=[], licence="")
+    assert "| think | yes | 0.6 | 0.95 | 96 |\n| direct | no | 0.0 | 1.0 | 96 |" in text
+
+
 def test_a_card_says_that_a_gap_was_planted(reports):
     card = model_card.write(MANIFEST, lineage=["v1", "v2"])
     planted = model_card.with_results(card, reports, {}, training=TRAINING, missing=[], licence="")
@@ -102,6 +110,16 @@ def test_a_card_says_that_a_gap_was_planted(reports):
     assert "| v2 | own | imported records | none |" in planted
     assert "a gap that was planted" in planted
     assert "planted" not in model_card.with_results(card, reports, {}, training=TRAINING[1:], missing=[], licence="")
+
+
+def test_a_card_names_a_waiver_and_the_alerts_of_the_training(reports):
+    card = model_card.write(MANIFEST, lineage=["v2"])
+    about = {"training": [], "missing": [], "licence": ""}
+    text = model_card.with_results(card, reports, {}, **about, waiver="A control.", alarms="stop clipped think at 12")
+    assert "by this waiver: A control.\n\nAlerts of its training: stop clipped think at 12.\n\n## Not" in text
+    plain = model_card.with_results(card, reports, {}, **about)
+    assert "waiver" not in plain
+    assert "Alerts" not in plain
 
 
 def test_failures_are_named_or_said_to_be_none(reports):

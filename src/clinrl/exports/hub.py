@@ -15,6 +15,7 @@ from clinrl.config.machine import LOOPBACK
 from clinrl.errors import ArtefactError, DataError, ParamsError, Refused, echo, mask
 from clinrl.models import bases
 from clinrl.models.hub import CONFIGS, TOKENIZER
+from clinrl.provenance import pins
 from clinrl.registry.log_run import Recorded, collect
 from clinrl.reports.render import render
 
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 CARD: Final = "README.md"
-SENT: Final = ("adapter_config.json", "history.jsonl", MANIFEST, *CONFIGS, *TOKENIZER)
+SENT: Final = ("adapter_config.json", "history.jsonl", "merge.json", MANIFEST, *CONFIGS, *TOKENIZER)
 """Files that are sent with the weights. Others, such as verdicts of judges, quote a model's text about a case."""
 BASE: Final = "base"
+TERMS: Final = ("LICENSE", "NOTICE")
+"""The project's own, for a model that is made of nothing else. A repository keeps those that a person gave it."""
 
 
 def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None, public: bool = False) -> None:
@@ -61,6 +64,7 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
     files = {file: made.model.folder / file for file in _chosen(made.model.folder)}
     base = paths.base(model.task.name)
     named = bases.reference(base)
+    terms = {} if named else {file: pins.ROOT / file for file in TERMS if (pins.ROOT / file).exists()}
     if named.get("commit", "").startswith("local-"):  # no hub has it, and its path is this machine's alone
         if made.is_adapter:
             raise Refused(f"{name} is an adapter above {named['repo']}, a folder of this machine; push a fold of it")
@@ -69,9 +73,10 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
         files |= {f"{BASE}/{file}": base / file for file in _chosen(base)}
     api = HfApi(endpoint=endpoint)
     with _refused(repo, endpoint):
-        commit = _send(api, repo, files, card_of(made, repo, named or {"repo": repo}), public=public)
+        card = card_of(made, repo, named or {"repo": repo})
+        commit, count = _send(api, repo, files, terms, card, public=public)
     print(f"{endpoint}/{repo}/tree/{commit}")
-    echo(f"{len(files) + 1} files, {'public' if public else 'private'}; digest {made.digest}")
+    echo(f"{count} files, {'public' if public else 'private'}; digest {made.digest}")
 
 
 def _chosen(folder: Path) -> list[str]:
@@ -114,8 +119,13 @@ def card_of(made: Recorded, repo: str, base: Mapping[str, Any]) -> str:
     return str(card)
 
 
-def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, public: bool) -> str:
-    """Make the repository if needed, send the files as one commit, compare the hub's weights. Returns the commit."""
+def _send(
+    api: "HfApi", repo: str, files: Mapping[str, Path], terms: Mapping[str, Path], card: str, *, public: bool
+) -> tuple[str, int]:
+    """Make the repository if needed, send the files as one commit, compare the hub's weights.
+
+    `terms` are sent where the repository has none. Returns the commit, and how many files were sent.
+    """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.hf_api import RepoFile
 
@@ -124,18 +134,21 @@ def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, publ
     if is_private is public:  # an existing repository keeps its visibility
         what, do = ("private", "leave out --public") if public else ("public", "give --public too")
         raise Refused(f"{repo} is there and is {what}; {do}, or another --repo: nothing was sent")
-    add = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+    held = api.list_repo_files(repo)
+    lacking = {name: path for name, path in terms.items() if not {name, f"{name}.txt"} & {*held}}
+    add = [CommitOperationAdd(name, str(path)) for name, path in (*files.items(), *lacking.items())]
+    add.append(CommitOperationAdd(CARD, card.encode()))
     # Of a model that was pushed before; beside a full model, an old adapter_config.json would be loaded in its place.
     kept = (*files, "LICENSE", "LICENSE.txt", "NOTICE")  # a person may have added these
-    others = [name for name in sorted(api.list_repo_files(repo)) if name not in kept and _is_ours(name)]
-    changes: list[Any] = [*add, CommitOperationAdd(CARD, card.encode()), *map(CommitOperationDelete, others)]
+    others = [name for name in sorted(held) if name not in kept and _is_ours(name)]
+    changes: list[Any] = [*add, *map(CommitOperationDelete, others)]
     done = api.create_commit(repo, changes, commit_message="clinrl push")
     expected = {name: sha256_file(path) for name, path in files.items() if name.endswith(".safetensors")}
-    held = api.get_paths_info(repo, list(expected), revision=done.oid)
-    found = {one.path: one.lfs.sha256 for one in held if isinstance(one, RepoFile) and one.lfs}
+    sent = api.get_paths_info(repo, list(expected), revision=done.oid)
+    found = {one.path: one.lfs.sha256 for one in sent if isinstance(one, RepoFile) and one.lfs}
     if found != expected:
         raise ArtefactError(f"{repo} holds other weights than were sent; delete the repository, then push again")
-    return str(done.oid)
+    return str(done.oid), len(add)
 
 
 @contextmanager

@@ -42,8 +42,8 @@ ENDS: Final[Mapping[Stop, str]] = {
 def stage(params: Params, name: str, *, mode: str | None = None, out: Path | None = None) -> None:
     """Write the exam of a version, a merge or a base, in one mode, as a log; print its path.
 
-    Raises Refused without Inspect or if Inspect fails, ParamsError for an unknown mode, DataError for imported cases,
-    and ArtefactError if the exam was not taken, or if the report is about other answers.
+    Raises Refused without Inspect or if Inspect fails, ParamsError for an unknown mode, DataError as `examined`
+    does, and ArtefactError if the exam was not taken, or if the report is about other answers.
     """
     mode, python = mode_of(params, mode), _python()
     run, lines, report = examined(params, name, mode)
@@ -62,10 +62,13 @@ def stage(params: Params, name: str, *, mode: str | None = None, out: Path | Non
 def examined(params: Params, name: str, mode: str) -> tuple[Run, list[Graded], EvalReport]:
     """An exam that may be exported: the run, its graded answers in the order of the cases, and their report.
 
-    Raises DataError for imported cases, and ArtefactError if the exam was not taken, or if another one was.
+    Raises DataError for imported cases and for a model that was trained on some, and ArtefactError if the exam was not
+    taken, or if another one was.
     """
     check_here(model := params.model(name))
     run = open_run(params, model)
+    if model.parent is not None and params.records_of(*params.parts(name)) == "training":
+        raise DataError(f"{name} learned from somebody's records and may repeat them; nothing was written")
     if any(map(is_imported, run.cases)):
         raise DataError(f"{run.model.exam} holds somebody's records, whose text must not leave; nothing was written")
     _, lines = load_graded(run, mode, name)

@@ -1,4 +1,7 @@
-"""A task of one turn as a folder for lm-evaluation-harness: a YAML file, cases, and a scorer with clinrl's parser."""
+"""A task of one turn as a folder for lm-evaluation-harness: YAML files, cases, and a scorer with clinrl's parser.
+
+There are two tasks, with and without `_think`, since the scorer cannot see whether the prompt opened a think block.
+"""
 
 import json
 import shutil
@@ -39,27 +42,31 @@ def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool
     ]
     system = {message.content for prompt in prompts for message in prompt if message.role == "system"}
     budget = max(params.budget(mode, name) for mode in params.modes)
+    mode = params.mode(next(iter(params.modes)), name)
+    samples = mode.temperature > 0
+    decoding = {"do_sample": samples, "temperature": mode.temperature}
+    decoding |= {"top_p": mode.top_p, "top_k": 0} if samples else {}  # 0: all tokens, where transformers takes 50
     with replaced(target, "clinrl export lm-eval") as folder:
         write_text(folder / "cases.jsonl", "".join(canonical_json(row) + "\n" for row in rows))
         shutil.copyfile(Path(__file__).with_name("lm_eval_scorer.py"), folder / "scorer.py")
         content = {
-            "task": f"clinrl_{name}",
             "custom_dataset": _function("load"),
             "test_split": "test",
             "output_type": "generate_until",
             "description": "".join(system),
             "doc_to_text": "{{text}}",
             "doc_to_target": "{{gold}}",
-            "process_results": _function("process"),
-            "generation_kwargs": {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": budget},
+            "generation_kwargs": {"until": [], **decoding, "max_gen_toks": budget},
             "metric_list": [
                 {"metric": metric, "aggregation": "mean", "higher_is_better": of.worse == "lower"}
                 for metric, of in task.compared.items()
             ],
             "metadata": {"version": task.version, "cases": data},
         }
-        with (folder / f"clinrl_{name}.yaml").open("w", encoding="utf-8") as stream:
-            YAML().dump(content, stream)
+        for suffix, function in (("", "process"), ("_think", "process_opened")):
+            named = {"task": f"clinrl_{name}{suffix}", **content, "process_results": _function(function)}
+            with (folder / f"clinrl_{name}{suffix}.yaml").open("w", encoding="utf-8") as stream:
+                YAML().dump(named, stream)
     announce(target, open_exam=open_exam)
 
 

@@ -44,7 +44,7 @@ def build(names: Sequence[str], out: Path) -> Path:
             raise DataError(
                 f"{model.name} learned from somebody's records ({imported[0]}) and may repeat them; ship another"
             )
-    exams = {model.exam for model in models}
+    exams = {model.exam for model in models} & params.datasets.keys()  # answers to imported cases stay here
     project = [
         *("params.yaml", "params"),
         *(str(paths.base(model.task.name)) for model in models),
@@ -59,7 +59,7 @@ def build(names: Sequence[str], out: Path) -> Path:
             (shipped / file).parent.mkdir(parents=True, exist_ok=True)
             (shipped / file).write_bytes(file.read_bytes())
             (shipped / file).chmod(0o644)  # DVC's own copies are read-only
-        dated = {"SOURCE_DATE_EPOCH": git(Path.cwd(), "log", "-1", "--format=%ct").strip()} | os.environ
+        dated = os.environ | {"SOURCE_DATE_EPOCH": git(Path.cwd(), "log", "-1", "--format=%ct").strip()}
         options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--quiet", "--wheel-dir=wheel", "."]
         subprocess.run([sys.executable, "-m", "pip", "wheel", *options], cwd=folder, env=dated, umask=0o022, check=True)
         (wheel,) = Path(folder, "wheel").glob("*.whl")

@@ -82,12 +82,14 @@ def of_version(params: Params, name: str) -> dict[str, Any]:
     made, parts = lock.outputs(lock.read()), params.parts(name)
     family = list(dict.fromkeys(version for part in parts for version in params.lineage(part)))
     task = params.versions[family[0]].task
-    bases = _embedded_base(params, task) if params.scale == "embedded" else _hub(params, task)
+    files = _files(params.model(name).folder)
+    is_whole = all(file["name"] != "adapter_config.json" for file in files)
+    bases = _embedded_base(params, task) if params.scale == "embedded" else _hub(params, task, is_whole=is_whole)
     libraries = _with_dependencies(pins.load(), {*pins.LIBRARIES, pins.QUANTISED})
     used = {version: (params.versions[version].data, params.versions[version].exam) for version in family}
     sets = dict.fromkeys(chain.from_iterable(used.values()))
     ancestors = [_version(params, version, made) for version in family if version != name]
-    mine = _version(params, name, made) | {"components": _files(params.model(name).folder)}
+    mine = _version(params, name, made) | {"components": files}
     components = [*bases, *ancestors, *(_data(params, data, made) for data in sets)]
     graph = _graph(libraries)
     graph.pop(PROJECT, None)
@@ -206,8 +208,11 @@ def _built_model(ref: str, name: str, spec: Embedded, files: list[Component]) ->
     )  # fmt: skip
 
 
-def _hub(params: Params, task: str) -> list[Component]:
-    """The hub's checkpoints that scale full starts from, by commit if the base stage has pinned one."""
+def _hub(params: Params, task: str, *, is_whole: bool = False) -> list[Component]:
+    """The hub's checkpoints that scale full starts from, by commit if the base stage has pinned one.
+
+    `is_whole`: the bill is that of a full model, which has the weights of its base.
+    """
     spec = params.bases[task].full
     models: list[HubModel] = [spec, *spec.judges.values()]
     commits = _commits(paths.base(task)) if params.scale == "full" else {}
@@ -216,9 +221,10 @@ def _hub(params: Params, task: str) -> list[Component]:
         revision = commits.get(model.repo, model.revision)
         ref = f"base/{task}" if model is spec and params.scale == "full" else f"hub/{model.repo}@{revision}"
         address = {} if Path(model.repo).is_dir() else {"purl": f"pkg:huggingface/{model.repo}@{revision}"}
+        place = "its weights are in the merged model" if is_whole and model is spec else "not part of the release"
         found = _component(
             "machine-learning-model", ref, model.repo, HUB_LICENCES.get(model.repo, ""), {"scale": "full"},
-            description="Fetched from the Hugging Face hub at scale full; not part of the release.",
+            description=f"Fetched from the Hugging Face hub at scale full; {place}.",
             version=revision, scope="required" if params.scale == "full" else "optional",
             modelCard=_card("", "self-supervised", []), **address,
         )  # fmt: skip
@@ -258,7 +264,8 @@ def _data(params: Params, name: str, made: Mapping[str, str]) -> Component:
 
 
 def _version(params: Params, name: str, made: Mapping[str, str]) -> Component:
-    folder = params.model(name).folder
+    model = params.model(name)
+    licence = licence_of(paths.base(model.task.name))
     use = USE if params.records_of(*params.parts(name)) == "none" else OF_RECORDS
     about: dict[str, Any]
     if name in params.versions:
@@ -268,9 +275,9 @@ def _version(params: Params, name: str, made: Mapping[str, str]) -> Component:
         card = _card("", how, [spec.data], use)
     else:
         about, card = {"parts": ", ".join(params.parts(name))}, _card("", "", [], use)
-    about |= {"scale": params.scale, "dvc:md5": made.get(str(folder), "")}
+    about |= {"scale": params.scale, "dvc:md5": made.get(str(model.folder), "")}
     kind = "machine-learning-model"
-    return _component(kind, _ref(name), name, LICENCE, about, description=use, modelCard=card)
+    return _component(kind, _ref(name), name, licence, about, description=use, modelCard=card)
 
 
 def _card(family: str, approach: str, data: Sequence[str], use: str = USE) -> dict[str, Any]:

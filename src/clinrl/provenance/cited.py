@@ -109,7 +109,8 @@ class Cited:
         return Record(name=name, files=dict(self._files), values=values)
 
     def check(self, pairs: Iterator[tuple[Place, Place]]) -> None:
-        """Refuse a pair of places with different values, and a stated file that differs from its record in dvc.lock.
+        """Refuse a pair of places with different values, and a stated file that differs from dvc.lock, itself or the
+        folder around it.
 
         Raises ArtefactError naming files, keys and values.
         """
@@ -120,11 +121,12 @@ class Cited:
                     f"{one[0]} says {first!r} at {pointer(one[1:])}, but {other[0]} says {second!r} at "
                     f"{pointer(other[1:])}; restore both from git or with `dvc checkout`, or run `dvc repro`"
                 )
-        for file in self._files:
-            if self._outputs.get(file) not in (None, md5(Path(file))):
+        made = {out for file in self._files for out in self._made_at(file)}
+        for out in sorted(made):
+            if md5(Path(out)) != self._outputs[out]:
                 raise ArtefactError(
-                    f"{file} is not what dvc.lock records; restore it with `git checkout {file}` or `dvc checkout "
-                    f"{file}`, or run `dvc repro`"
+                    f"{out} is not what dvc.lock records; restore it with `git checkout {out}` or `dvc checkout "
+                    f"{out}`, or run `dvc repro`"
                 )
 
     def _content(self, file: str) -> Any:
@@ -142,11 +144,14 @@ class Cited:
         return list(self._files).index(file) + 1
 
     def _why_absent(self, file: str) -> str:
-        recorded = {file, *map(str, Path(file).parents)} & self._outputs.keys()
-        if not recorded or Path(file).exists():
+        if not self._made_at(file) or Path(file).exists():
             return NOT_DONE
         self.absent.add(file)
         return NOT_HERE
+
+    def _made_at(self, file: str) -> set[str]:
+        """The output of dvc.lock that a file is, or the one that it lies in."""
+        return {file, *map(str, Path(file).parents)} & self._outputs.keys()
 
 
 def leaves(value: Any) -> Iterator[tuple[Place, Any]]:

@@ -54,12 +54,15 @@ def with_results(
     training: Sequence[Trained],
     missing: Sequence[str],
     licence: str,
+    waiver: str = "",
+    alarms: str = "",
 ) -> str:
     """A trained adapter's card with its exam: results for machines in the front matter, tables for people below.
 
     `card` is the text from `write`, `reports` has one report for each mode, `agreement` is the record of
     `between_modes`. `training` has one record for each version of the lineage; `missing` names what was not measured.
     `licence` is the base's licence in SPDX's terms, which binds the adapter; empty if it is not known.
+    `waiver` and `alarms` are those of a registered version's tags.
     """
     from huggingface_hub import ModelCard
 
@@ -79,6 +82,7 @@ def with_results(
         others={name: [_row(one, name).get(what) for one in reports for what in task.compared] for name in others},
         failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(task, one)) for one in reports],
         compared=[*task.compared], errors=task.noun_of(task.safety.metric), training=training, missing=missing,
+        waiver=waiver, alarms=alarms,
         slices=[
             # A mode may have no case of a value.
             (what, value, [one.slices.get(what, {}).get(value, {}).get(name)
