@@ -114,6 +114,13 @@ def collect(params: Params, model: Model) -> Recorded:
     agreement = Estimate(**between["mode_agreement"]) if between else None
     stages, written = addresses_of(params, model.name), model.folder / "README.md"
     training, card = tuple(_training(params, model.name)), ""
+    tags = {
+        "dvc_stage": stages.get("train") or stages["merge"],
+        "scale": manifest.spec.get("scale", params.scale),
+        "waiver": stated(params, model.name, "waiver"),
+        "placebo": stated(params, model.name, "placebo"),
+        "alarms": _alarms(model.name),
+    }
     if written.exists():
         card = model_card.with_results(
             written.read_text(encoding="utf-8"),
@@ -122,14 +129,9 @@ def collect(params: Params, model: Model) -> Recorded:
             training=training,
             missing=_missing(params, model.name),
             licence=bom.licence_of(paths.base(model.task.name)),
+            waiver=tags["waiver"],
+            alarms=tags["alarms"],
         )
-    tags = {
-        "dvc_stage": stages.get("train") or stages["merge"],
-        "scale": manifest.spec.get("scale", params.scale),
-        "waiver": stated(params, model.name, "waiver"),
-        "placebo": stated(params, model.name, "placebo"),
-        "alarms": _alarms(model.name),
-    }
     return Recorded(
         model=model,
         manifest=manifest,
