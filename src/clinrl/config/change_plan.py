@@ -71,7 +71,7 @@ class Changes(Section):
     """Profiles that versions of the task use. The recipe of a release equals one of them, except in `fields`."""
     fields: dict[str, Allowed] = Field(default_factory=dict)
     """Path of a recipe's field, such as trainer.embedded.lr, to its allowed values; that of a mapping stands for all in
-    it."""
+    it that no longer path names."""
 
 
 class Protocol(Section):
@@ -177,7 +177,8 @@ def _differences(
     for path in dict.fromkeys([*own, *planned]):
         if (path in own) == (path in planned) and own[path] == planned[path]:
             continue
-        allowed = next((fields[key] for key in fields if path == key or path.startswith(f"{key}.")), None)
+        covering = [key for key in fields if path == key or path.startswith(f"{key}.")]
+        allowed = fields[max(covering, key=len)] if covering else None
         value = format_value(own.get(path))
         if allowed is None:
             other = format_value(planned.get(path))
