@@ -367,6 +367,11 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
         for limit in ({"max": {"embedded": 5, "full": 5}}, {"min": {"embedded": 0.0, "full": 0.0}}, {"may_fall": 1.0})
     ),
     ("gates/esi/limits/exact", {}, ("gates.esi.limits.exact limits nothing",)),
+    (
+        "gates/esi/limits/critical_under/min",
+        {"embedded": 0.02, "full": 0.1},
+        ("gates.esi.limits.critical_under.min.full is 0.1, above max (0)",),
+    ),
     ("gates/esi/limits/exact/may_fall", REMOVED, ("gates.esi.limits.exact",)),
     ("gates/esi/limits/exact/may_fall", -0.1, ("gates.esi.limits.exact.may_fall is -0.1",)),
     (
@@ -411,6 +416,12 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (PLAN + "changes/fields/seed", {"max": 1.0}, ("plans.esi.changes.fields: 'seed' is not a field of one",)),
     (PLAN + "changes/fields/lora.rank", {}, ("plans.esi.changes.fields.lora.rank must have either min or max, or",)),
     (PLAN + "changes/fields/lora.rank", {"max": 1.0, "one_of": [1]}, ("must have either min or max, or one_of",)),
+    (PLAN + "changes/fields/lora.rank", {"min": 2.0, "max": 1.0}, ("lora.rank.min is 2, above max (1)",)),
+    (
+        "gates/esi/least_cases",
+        801,
+        ("plans.esi.changes.exam is 'esi-x1' with 800 cases, but gates.esi.least_cases is 801",),
+    ),
     (PLAN + "protocol/superior", "kappa", ("plans.esi.protocol.superior: 'kappa' is not a share of esi",)),
     (PLAN + "protocol/not_worse", {"exact": 0.01}, ("plans.esi.protocol.not_worse: 'exact' is not another share",)),
     (PLAN + "protocol/not_worse", {"dangerous": 0.0}, ("plans.esi.protocol.not_worse.dangerous is 0.0",)),

@@ -242,6 +242,9 @@ class Limit(Section):
             raise refusal("limits nothing; give max, min, may_rise or may_fall")
         if self.paired and not relative:
             raise refusal("is true, but there is no change to be tested; give may_rise or may_fall too", "paired")
+        for scale, most in (self.max or {}).items():
+            if self.min and (least := self.min[scale]) > most:
+                raise refusal(f"is {least:g}, above max ({most:g}), so that nothing holds both", f"min.{scale}")
         return self
 
 
