@@ -366,6 +366,10 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
         ("gates/esi/limits/critical_under", limit, ("gates.esi.limits.critical_under.max is", "below 1"))
         for limit in ({"max": {"embedded": 5, "full": 5}}, {"min": {"embedded": 0.0, "full": 0.0}}, {"may_fall": 1.0})
     ),
+    *(
+        (f"gates/esi/limits/{metric}", {"may_fall": 0.0, "paired": True}, (f"{metric}.paired is true, but", "no share"))
+        for metric in ("kappa", "mode_agreement")
+    ),
     ("gates/esi/limits/exact", {}, ("gates.esi.limits.exact limits nothing",)),
     (
         "gates/esi/limits/critical_under/min",

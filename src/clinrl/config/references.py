@@ -13,6 +13,7 @@ from clinrl.config.recipes import GrpoTrainer, RejectionProfile, RejectionTraine
 from clinrl.errors import ParamsError, format_value
 from clinrl.signing import approval
 from clinrl.tasks.base import GIVEN, Task, get_task, task_names
+from clinrl.tasks.parts import Share
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -245,6 +246,12 @@ def _check_gate(params: "Params", at: str, task: str, gate: schema.Gate) -> None
     check_known("gates", task, params.bases, "a task with a base")
     metrics = [*get_task(task).all_metrics, "mode_agreement"]
     check_all(f"{at}.limits", gate.limits, metrics, f"a metric of {task}")
+    of = get_task(task).all_metrics
+    if paired := [name for name, limit in gate.limits.items() if limit.paired and not isinstance(of.get(name), Share)]:
+        raise ParamsError(
+            f"{at}.limits.{paired[0]}.paired is true, but {paired[0]} is no share of cases, and only the change of one "
+            "has an interval; leave it out"
+        )
     if (safety := get_task(task).safety.metric) not in gate.limits:
         raise ParamsError(f"{at}.limits has no limit on `{safety}`; a release without one is not allowed")
     is_max = get_task(task).metrics[safety].worse == "higher"

@@ -233,7 +233,7 @@ class Limit(Section):
     may_fall: Annotated[float, Field(ge=0)] | None = None
     """By how much the metric may be below the champion's on the same cases, 0 or more."""
     paired: bool = False
-    """Whether a change for the worse counts only if its whole 95% interval lies beyond what is allowed."""
+    """Whether a change for the worse counts only if its whole 95% interval lies beyond what is allowed; for shares."""
 
     @model_validator(mode="after")
     def _limits(self) -> "Limit":
