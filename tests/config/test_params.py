@@ -328,6 +328,10 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("versions/v3/parent", "v2", ("'plain': v2 and v3, or their parents, differ in profile or data",)),
     (ARMS + "arms/a | b", ["v2"], ("comparisons.recipes.arms.a | b is 'a | b'", "printable")),
     (ARMS + "arms/base", ["v2"], ("'base' is the name of another row",)),
+    *(
+        (f"{ARMS}arms/{row}", ["v2"], (f"comparisons.recipes: '{row}' is the name of another row",))
+        for row in ("random", "prior-matched", "bag of words", "always 5")  # of policies that every comparison shows
+    ),
     (ARMS + "controls", {"labels": ["v1"]}, ("comparisons.recipes.controls is not a key here",)),
     (ARMS + "tests/0/first", "plan", ("comparisons.recipes.tests.0.first: 'plan' is not a row", "did you mean plain?")),
     (ARMS + "tests/0/second", "plain", ("comparisons.recipes.tests.0.second is 'plain', as is first",)),
