@@ -550,6 +550,10 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (SFT + "trainer/embedded/lr", 1.0, ("profiles.sft.trainer.embedded.lr is 1.0", "less than 1")),
     (SFT + "trainer/embedded/lr", math.inf, ("profiles.sft.trainer.embedded.lr is inf",)),
     (GRPO + "trainer/embedded/lr", 0.0, ("profiles.grpo.trainer.embedded.lr is 0.0", "greater than 0")),
+    *(
+        (f"{recipe}trainer/embedded/optimizer", "adamw_8bit", ("trainer.embedded.optimizer is 'adamw_8bit', which",))
+        for recipe in (SFT, GRPO)
+    ),
     (GRPO + "trainer/embedded/steps", 0, ("profiles.grpo.trainer.embedded.steps is 0",)),
     (GRPO + "trainer/embedded/prompts", 0, ("profiles.grpo.trainer.embedded.prompts is 0",)),
     (GRPO + "trainer/embedded/group", 1, ("profiles.grpo.trainer.embedded.group is 1", "greater than or equal to 2")),

@@ -129,6 +129,11 @@ def _check_recipe(params: "Params", name: str, version: schema.VersionSpec) -> N
     caps = profile.stream.cap.values()
     if len(caps) == len(task.labels) and sum(caps) < 1:
         raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")
+    if (optimizer := profile.trainer["embedded"].optimizer).endswith("8bit"):
+        raise ParamsError(
+            f"{at}.trainer.embedded.optimizer is {optimizer!r}, which needs CUDA, and the embedded scale trains on the "
+            "CPU; allowed: leave it out"
+        )
     if isinstance(profile, SftProfile):
         _check_sft(at, profile, task)
         return
