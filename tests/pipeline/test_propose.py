@@ -16,7 +16,7 @@ from clinrl.cli.main import main
 from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
 from clinrl.data import dataset
-from clinrl.errors import ArtefactError, ParamsError
+from clinrl.errors import ArtefactError, ParamsError, Refused
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.evaluation.error_analysis import MineReport
 from clinrl.pipeline import propose
@@ -216,6 +216,21 @@ def test_an_imitation_is_followed_by_the_first_recipe_with_a_reward(project, mon
     mined(monkeypatch, "severe_pain", name="v1")
     propose.stage(load_params(), "esi", parent="v1")
     assert load_params().profiles["esi-v3"].method == "grpo"
+
+
+def test_an_imitation_above_a_base_of_four_bits_is_followed_by_a_recipe_of_the_same(project):
+    def change(content):
+        content["profiles"]["imitate"]["qlora"] = True
+        content["profiles"]["own"] = {**content["profiles"]["reward"], "qlora": True}
+        content["versions"]["v2"]["parent"] = "esi-base"
+
+    report = propose.read_report(project, "v2").model_copy(update={"name": "v1"})
+    laid.edit(Path(), change)
+    with pytest.raises(Refused, match="esi has no recipe with a reward and the lora and qlora of v1 yet"):
+        propose.propose(load_params(), report, [])
+    version = {**sections()["versions"]["v2"], "profile": "own"}
+    laid.edit(Path(), lambda content: content["versions"].update(v9=version))
+    assert propose.propose(load_params(), report, []).profile["qlora"] is True
 
 
 def test_what_follows_a_control_is_paid_by_the_score(project):

@@ -353,15 +353,19 @@ def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | No
 
 def _recipe(params: Params, version: str) -> GrpoProfile:
     """The recipe that a draft refines: the version's own, or if that has no reward, the task's first one with a reward
-    and the same LoRA settings, and without a waiver."""
+    and the same `lora` and `qlora`, as a child must have, and without a waiver."""
     task, own = params.versions[version].task, full.recipe(params, params.versions[version].profile)
     if isinstance(own, GrpoProfile):
         return own
     for spec in params.versions.values():
         profile = full.recipe(params, spec.profile)
-        if spec.task == task and isinstance(profile, GrpoProfile) and not profile.waiver and profile.lora == own.lora:
+        fits = (spec.task, profile.lora, profile.qlora) == (task, own.lora, own.qlora)
+        if fits and isinstance(profile, GrpoProfile) and not profile.waiver:
             return profile
-    raise Refused(f"{task} has no recipe with a reward yet, so there is nothing to refine; write the first by hand")
+    raise Refused(
+        f"{task} has no recipe with a reward and the lora and qlora of {version} yet, so there is nothing to refine; "
+        "write the first by hand"
+    )
 
 
 def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]) -> dict[str, Any]:
