@@ -98,6 +98,22 @@ def test_the_missed_rules_are_found_without_being_told(project):
     assert "severe_pain" in version.why
 
 
+@pytest.mark.parametrize(("most_cases", "names"), [(30, "profiles.esi-v3.trainer"), (29, "esi-v3.data is")])
+def test_a_draft_that_its_plan_would_never_admit_uses_up_no_lever(project, most_cases, names):
+    plan = {
+        "changes": {"ancestors": ["v2"], "exam": "x1", "most_cases": most_cases, "recipes": ["reward"]},
+        "protocol": {"screen": 0.05}, "budget": {"alpha": 0.05, "spend": 0.6, "looks": 6},
+        "impact": "A worse model under-triages more patients.",
+    }  # fmt: skip
+    gate = {"least_cases": 10, "limits": {"critical_under": {"max": {"embedded": 0.5, "full": 0.5}}}}
+    laid.edit(Path(), lambda content: content.update(plans={"esi": plan}, gates={"esi": gate}))
+    before = laid.held(Path())
+    with pytest.raises(ParamsError, match=f"nothing is drafted, since esi-v3 is outside plans.esi.changes: .*{names}"):
+        propose.stage(load_params(), "esi", parent="v2", lever="data", is_planned=True)
+    assert (laid.held(Path()), propose.records()) == (before, [])
+    assert propose.stage(load_params(), "esi", parent="v2").lever == "modifiers"  # a person may change it, or the plan
+
+
 def test_a_rule_that_may_cost_nothing_is_no_target(project):
     report = propose.read_report(project, "v2")
     by_chance = [

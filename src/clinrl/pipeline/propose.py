@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, read_manifest, write_json
-from clinrl.config import full
+from clinrl.config import change_plan, full
 from clinrl.config.base import NAME, Name, check_known, is_name
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
@@ -121,14 +121,16 @@ class Draft(Strict):
 
 
 def stage(
-    params: Params, task: str, *, parent: str | None = None, name: str | None = None, lever: str | None = None
-) -> Draft:
+    params: Params, task: str, *, parent: str | None = None, name: str | None = None, lever: str | None = None,
+    is_planned: bool = False,
+) -> Draft:  # fmt: skip
     """Write the next version of a task into params/drafts.yaml, and the record of its draft to `paths.draft`.
 
     `parent` is by default the champion, `lever` the first one not yet pulled from the parent. Raises ParamsError for an
-    invalid name or parameters that were edited meanwhile, ArtefactError if the parent or its error analysis is missing,
-    or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses no rule or
-    no lever is left. No file is changed then.
+    invalid name, for parameters that were edited meanwhile, and with `is_planned` for a draft outside the change plan,
+    which no gate would admit and which would use up its lever. Raises ArtefactError if the parent or its error analysis
+    is missing, or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses
+    no rule or no lever is left. No file is changed then.
     """
     with exclusive(PARAMS):
         files = read_files(PARAMS)
@@ -142,7 +144,9 @@ def stage(
         written = dict(files.get(DRAFTS, {}))
         for section, entry in entries(drafted, params).items():
             written[section] = {**written.get(section, {}), **entry}
-        parse({**files, DRAFTS: written})
+        after, cases = parse({**files, DRAFTS: written}), (drafted.dataset or {}).get("cases", 0)
+        if is_planned and (why := change_plan.outside(after, drafted.name, cases)):
+            raise ParamsError(f"nothing is drafted, since {why}, which `clinrl draft {task}` writes all the same")
         write_json(paths.draft(drafted.name), drafted.model_dump(mode="json"))
         write_whole(DRAFTS, written)
     return drafted
