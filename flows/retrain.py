@@ -24,7 +24,7 @@ from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
 from clinrl.pipeline.propose import Draft
 from clinrl.provenance.lock import LOCK
-from clinrl.release.change_control import no_look_left, outside_plan, screened_out
+from clinrl.release.change_control import mine_data, no_look_left, outside_plan, screened_out
 from clinrl.release.standing import is_champion, is_registered, outcome
 from flows import branches, clone, pages, records, runs, steps, turns
 from flows.release import carry_out, folds
@@ -134,9 +134,8 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
 
 def draft_next(params: Params, task: str) -> Draft:
     """Draft the next version of a task into params/drafts.yaml, from the present errors of its champion."""
-    if (champion := drafts.champion(params, task)) not in params.mining:
-        raise ParamsError(f"params.yaml mines no errors of the champion {champion}; add mining.{champion}")
-    steps.bring_up_to_date([*params.data_stages(params.mining[champion].data), f"mine@{champion}"])
+    champion = drafts.champion(params, task)
+    steps.bring_up_to_date([*params.data_stages(mine_data(params, champion)), f"mine@{champion}"])
     return steps.draft(task)
 
 

@@ -165,8 +165,8 @@ def refuse(decision: Decision, reason: str) -> None:
 
 @task(task_run_name="draft {task_name}", cache_policy=NO_CACHE)
 def draft(task_name: str) -> Draft:
-    """Write the next version of a task into params/drafts.yaml, from its champion's error analysis."""
-    made = drafts.stage(load_params(), task_name)
+    """Write the next version of a task into params/drafts.yaml, from its champion's errors and within its plan."""
+    made = drafts.stage(load_params(), task_name, is_planned=True)
     rules = ", ".join(target.rule for target in made.targets)
     get_run_logger().info("%s is drafted from %s for %s; lever: %s", made.name, made.parent, rules, made.lever)
     return made

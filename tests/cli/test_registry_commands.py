@@ -200,6 +200,18 @@ def test_a_stage_by_hand_says_what_is_not_here_and_what_was_altered(run):
     assert "is not what dvc.lock records" not in err
 
 
+@pytest.mark.long
+def test_a_stage_by_hand_says_nothing_of_outputs_of_stages_that_were_removed(run):
+    read = "validate: {foreach: '${datasets}', do: {cmd: c, deps: ['data/cases/${key}']}}"
+    gone = "outs: [{path: data/cases/d1/gone, md5: '1'}]"
+    lock = f"stages: {{validate@d1: {{deps: [{{path: data/cases/d1}}]}}, dataset@gone: {{{gone}}}}}"
+    Path("dvc.lock").write_text(lock)
+    Path("dvc.yaml").write_text(f"stages: {{{read}, dataset: {{cmd: c}}}}")
+    assert "gone" not in run("validate", "d1")[2]
+    Path("dvc.yaml").write_text(f"stages: {{{read}, dataset@gone: {{cmd: c}}}}")
+    assert "data/cases/d1/gone is not here" in run("validate", "d1")[2]
+
+
 def test_json_is_one_value(project, capsys):
     kinds = {"decide v1": dict, "versions esi": list, "lookup esi v1": dict, "lineage v1": list}
     for words, kind in kinds.items():

@@ -71,6 +71,17 @@ def test_a_field_that_leaves_the_plan_is_named(profile, names):
     assert said.endswith("; change the plan, or the version")
 
 
+@pytest.mark.parametrize("first", ["trainer.embedded", "trainer.embedded.lr"])
+def test_a_field_is_held_to_its_own_range_and_not_to_that_of_the_mapping_around_it(first):
+    allowed = {"trainer.embedded": {"max": 200}, "trainer.embedded.lr": {"max": 4.0e-3}}
+    params = with_draft(profile={"trainer/embedded/lr": 5.0e-3, "trainer/embedded/steps": 41})
+    plan = params.plans["esi"]
+    fields = {path: Allowed(**allowed[path]) for path in sorted(allowed, key=lambda path: path != first)}
+    changed = plan.model_copy(update={"changes": plan.changes.model_copy(update={"fields": fields})})
+    said = outside(params.model_copy(update={"plans": {"esi": changed}}), "draft", CASES)
+    assert "profiles.draft.trainer.embedded.lr is 0.005, and must be at most 0.004; change" in said
+
+
 def test_what_is_no_recipe_has_its_field_too():
     assert "versions.draft.exam is 'esi-x2', and releases are decided on esi-x1" in str(
         outside(with_draft(exam="esi-x2"), "draft", CASES)
@@ -103,6 +114,7 @@ def test_without_a_plan_everything_is_inside():
 
 @given(low=st.floats(-1, 1), high=st.floats(-1, 1), value=st.floats(-2, 2))
 def test_a_range_holds_what_lies_in_it(low, high, value):
+    low, high = sorted((low, high))
     assert Allowed(min=low, max=high).holds(value) == (low <= value <= high)
     assert Allowed(max=high).holds(value) == (value <= high)
     assert not Allowed(min=low).holds(str(value))

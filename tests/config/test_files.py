@@ -158,6 +158,11 @@ def test_hidden_files_beside_are_an_editors(split: Path) -> None:
         (lambda text: text.replace("thinking: false", "thinking: true", 1), "modes must be think, with thinking, and"),
         (lambda text: text.replace("imports: {}", "imports:\n  ward: {task: esi, task_version: 2, use: exam, source: "
                                    "ward.csv}", 1), "import@ward reads imports.ward in params/esi.yaml, where it"),
+        (lambda text: text + "\ndatasets:\n  loose: {task: esi, task_version: 2, use: exam, mix: natural, cases: 9, "
+                             "seed: 1}\n", "datasets.loose stands in params.yaml, where DVC does not look for it; "
+                             "move it to params/esi.yaml, with `file: esi`"),
+        (lambda text: text + "\nversions:\n  loose: {task: esi, parent: esi-v43, data: esi-d4, exam: esi-x3, profile: "
+                             "esi-fifth-asymmetric, seed: 1}\n", "versions.loose stands in params.yaml, where DVC"),
     ],
 )  # fmt: skip
 def test_what_dvc_would_not_find_or_not_track_is_refused(

@@ -328,6 +328,10 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("versions/v3/parent", "v2", ("'plain': v2 and v3, or their parents, differ in profile or data",)),
     (ARMS + "arms/a | b", ["v2"], ("comparisons.recipes.arms.a | b is 'a | b'", "printable")),
     (ARMS + "arms/base", ["v2"], ("'base' is the name of another row",)),
+    *(
+        (f"{ARMS}arms/{row}", ["v2"], (f"comparisons.recipes: '{row}' is the name of another row",))
+        for row in ("random", "prior-matched", "bag of words", "always 5")  # of policies that every comparison shows
+    ),
     (ARMS + "controls", {"labels": ["v1"]}, ("comparisons.recipes.controls is not a key here",)),
     (ARMS + "tests/0/first", "plan", ("comparisons.recipes.tests.0.first: 'plan' is not a row", "did you mean plain?")),
     (ARMS + "tests/0/second", "plain", ("comparisons.recipes.tests.0.second is 'plain', as is first",)),
@@ -366,7 +370,16 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
         ("gates/esi/limits/critical_under", limit, ("gates.esi.limits.critical_under.max is", "below 1"))
         for limit in ({"max": {"embedded": 5, "full": 5}}, {"min": {"embedded": 0.0, "full": 0.0}}, {"may_fall": 1.0})
     ),
+    *(
+        (f"gates/esi/limits/{metric}", {"may_fall": 0.0, "paired": True}, (f"{metric}.paired is true, but", "no share"))
+        for metric in ("kappa", "mode_agreement")
+    ),
     ("gates/esi/limits/exact", {}, ("gates.esi.limits.exact limits nothing",)),
+    (
+        "gates/esi/limits/critical_under/min",
+        {"embedded": 0.02, "full": 0.1},
+        ("gates.esi.limits.critical_under.min.full is 0.1, above max (0)",),
+    ),
     ("gates/esi/limits/exact/may_fall", REMOVED, ("gates.esi.limits.exact",)),
     ("gates/esi/limits/exact/may_fall", -0.1, ("gates.esi.limits.exact.may_fall is -0.1",)),
     (
@@ -411,6 +424,12 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (PLAN + "changes/fields/seed", {"max": 1.0}, ("plans.esi.changes.fields: 'seed' is not a field of one",)),
     (PLAN + "changes/fields/lora.rank", {}, ("plans.esi.changes.fields.lora.rank must have either min or max, or",)),
     (PLAN + "changes/fields/lora.rank", {"max": 1.0, "one_of": [1]}, ("must have either min or max, or one_of",)),
+    (PLAN + "changes/fields/lora.rank", {"min": 2.0, "max": 1.0}, ("lora.rank.min is 2, above max (1)",)),
+    (
+        "gates/esi/least_cases",
+        801,
+        ("plans.esi.changes.exam is 'esi-x1' with 800 cases, but gates.esi.least_cases is 801",),
+    ),
     (PLAN + "protocol/superior", "kappa", ("plans.esi.protocol.superior: 'kappa' is not a share of esi",)),
     (PLAN + "protocol/not_worse", {"exact": 0.01}, ("plans.esi.protocol.not_worse: 'exact' is not another share",)),
     (PLAN + "protocol/not_worse", {"dangerous": 0.0}, ("plans.esi.protocol.not_worse.dangerous is 0.0",)),
@@ -439,7 +458,8 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (EMBEDDED + "lr", 0, ("bases.esi.embedded.lr is 0", "greater than 0")),
     (EMBEDDED + "template", "../x", ("bases.esi.embedded.template is '../x'", "must match")),
     (EMBEDDED + "layers", 0, ("bases.esi.embedded.layers is 0",)),
-    (FULL + "repo", "no-such-folder", ("bases.esi.full.repo is 'no-such-folder'", "owner/name", "existing folder")),
+    (FULL + "repo", "no-such-folder", ("bases.esi.full.repo is 'no-such-folder'", "owner/name", "absolute path of")),
+    (FULL + "repo", "./models/qwen", ("bases.esi.full.repo is './models/qwen'", "absolute path of")),
     (FULL + "revision", 1234567, ("bases.esi.full.revision is 1234567", "valid string")),
     (FULL + "revision", "--x", ("bases.esi.full.revision is '--x'", "must match")),
     (FULL + "quantize", "int8", ("bases.esi.full.quantize is 'int8'", "'nf4' or 'none'")),
@@ -531,6 +551,10 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (SFT + "trainer/embedded/lr", 1.0, ("profiles.sft.trainer.embedded.lr is 1.0", "less than 1")),
     (SFT + "trainer/embedded/lr", math.inf, ("profiles.sft.trainer.embedded.lr is inf",)),
     (GRPO + "trainer/embedded/lr", 0.0, ("profiles.grpo.trainer.embedded.lr is 0.0", "greater than 0")),
+    *(
+        (f"{recipe}trainer/embedded/optimizer", "adamw_8bit", ("trainer.embedded.optimizer is 'adamw_8bit', which",))
+        for recipe in (SFT, GRPO)
+    ),
     (GRPO + "trainer/embedded/steps", 0, ("profiles.grpo.trainer.embedded.steps is 0",)),
     (GRPO + "trainer/embedded/prompts", 0, ("profiles.grpo.trainer.embedded.prompts is 0",)),
     (GRPO + "trainer/embedded/group", 1, ("profiles.grpo.trainer.embedded.group is 1", "greater than or equal to 2")),

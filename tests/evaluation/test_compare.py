@@ -375,15 +375,3 @@ def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built
         figures.arms(results.dots(plain), results.lines(plain), "title", tmp_path / f"{name}.png", curves)
     sizes = {path.stem: struct.unpack(">II", path.read_bytes()[16:24]) for path in tmp_path.glob("*.png")}
     assert sizes["with"][1] > sizes["without"][1]
-
-
-def test_a_row_with_the_name_of_a_simple_policy_is_refused(built, monkeypatch):
-    """Its numbers would be the policy's, in tables and tests."""
-    params = Params.model_validate(contest.mapping())
-    spec = params.comparisons["recipes"].model_copy(update={"arms": {"random": ("plain-1",)}})
-    params = params.model_copy(update={"comparisons": {"recipes": spec}})
-    run = SimpleNamespace(
-        task=contest.TASK, cases=[*dataset.draw(params.datasets["x1"])], model=params.model("plain-1")
-    )
-    with pytest.raises(ParamsError, match=r"comparisons\.recipes: 'random' is the row of a simple policy"):
-        compare.compared(params, "recipes", run, {})

@@ -415,7 +415,10 @@ def test_a_blend_is_sealed_and_says_how_far_it_is_from_the_sum(project, method):
 @pytest.mark.long
 def test_at_full_scale_the_checkpoint_behind_the_quantised_base_is_folded(project):
     shutil.copytree(paths.base("esi"), "checkpoint")
-    spec = {**dolls.PARAMS["bases"]["esi"], "full": {"repo": "checkpoint", "revision": "main", "quantize": "nf4"}}
+    spec = {
+        **dolls.PARAMS["bases"]["esi"],
+        "full": {"repo": str(Path("checkpoint").resolve()), "revision": "main", "quantize": "nf4"},
+    }
     params = dolls.params(scale="full", bases={"esi": spec}, merges=MERGES)
     bases.stage(params, "esi")
     base = identity(read_manifest(paths.base("esi")))

@@ -137,6 +137,11 @@ def test_an_unreachable_hub_is_refused_with_advice(monkeypatch):
 NAMED = {"repo": "owner/name", "commit": "a" * 40}
 
 
+def test_a_local_checkpoint_that_is_not_here_is_refused_when_the_base_is_built(project):
+    with pytest.raises(Refused, match=r"nowhere, a checkpoint of params\.yaml, is no folder here"):
+        bases.stage(full(str(project / "nowhere"), "none"), "esi")
+
+
 def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))

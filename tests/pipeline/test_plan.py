@@ -127,6 +127,18 @@ def test_an_unknown_version_is_refused(params):
         plan.stage(params, "v9")
 
 
+def test_a_name_of_a_comparison_and_of_a_version_needs_its_section(valid):
+    valid["comparisons"] = dict.fromkeys(("recipes", "v1"), valid["comparisons"]["recipes"])
+    params = Params.model_validate(valid)
+    assert plan.generations(params, "recipes") == plan.generations(params, "esi") == [["v1"], ["v2", "v3"]]
+    with pytest.raises(ParamsError, match=r"has comparisons\.v1 and versions\.v1; give one of these in place of v1"):
+        plan.generations(params, "v1")
+    assert plan.generations(params, "versions.v1") == [["v1"]]
+    assert plan.generations(params, "comparisons.v1") == [["v1"], ["v2", "v3"]]
+    with pytest.raises(ParamsError, match=r"'v9' is not a task, a comparison or a version"):
+        plan.generations(params, "v9")
+
+
 def test_no_versions_print_a_header_only(params, capsys):
     plan.stage(params.model_copy(update={"versions": {}}))
     assert rows(capsys) == []

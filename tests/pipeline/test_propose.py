@@ -16,7 +16,7 @@ from clinrl.cli.main import main
 from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
 from clinrl.data import dataset
-from clinrl.errors import ArtefactError, ParamsError
+from clinrl.errors import ArtefactError, ParamsError, Refused
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.evaluation.error_analysis import MineReport
 from clinrl.pipeline import propose
@@ -96,6 +96,22 @@ def test_the_missed_rules_are_found_without_being_told(project):
     assert params.reward("esi-v3").unreadable_is_worst
     assert params.mining["esi-v3"] == params.mining["v2"]
     assert "severe_pain" in version.why
+
+
+@pytest.mark.parametrize(("most_cases", "names"), [(30, "profiles.esi-v3.trainer"), (29, "esi-v3.data is")])
+def test_a_draft_that_its_plan_would_never_admit_uses_up_no_lever(project, most_cases, names):
+    plan = {
+        "changes": {"ancestors": ["v2"], "exam": "x1", "most_cases": most_cases, "recipes": ["reward"]},
+        "protocol": {"screen": 0.05}, "budget": {"alpha": 0.05, "spend": 0.6, "looks": 6},
+        "impact": "A worse model under-triages more patients.",
+    }  # fmt: skip
+    gate = {"least_cases": 10, "limits": {"critical_under": {"max": {"embedded": 0.5, "full": 0.5}}}}
+    laid.edit(Path(), lambda content: content.update(plans={"esi": plan}, gates={"esi": gate}))
+    before = laid.held(Path())
+    with pytest.raises(ParamsError, match=f"nothing is drafted, since esi-v3 is outside plans.esi.changes: .*{names}"):
+        propose.stage(load_params(), "esi", parent="v2", lever="data", is_planned=True)
+    assert (laid.held(Path()), propose.records()) == (before, [])
+    assert propose.stage(load_params(), "esi", parent="v2").lever == "modifiers"  # a person may change it, or the plan
 
 
 def test_a_rule_that_may_cost_nothing_is_no_target(project):
@@ -216,6 +232,21 @@ def test_an_imitation_is_followed_by_the_first_recipe_with_a_reward(project, mon
     mined(monkeypatch, "severe_pain", name="v1")
     propose.stage(load_params(), "esi", parent="v1")
     assert load_params().profiles["esi-v3"].method == "grpo"
+
+
+def test_an_imitation_above_a_base_of_four_bits_is_followed_by_a_recipe_of_the_same(project):
+    def change(content):
+        content["profiles"]["imitate"]["qlora"] = True
+        content["profiles"]["own"] = {**content["profiles"]["reward"], "qlora": True}
+        content["versions"]["v2"]["parent"] = "esi-base"
+
+    report = propose.read_report(project, "v2").model_copy(update={"name": "v1"})
+    laid.edit(Path(), change)
+    with pytest.raises(Refused, match="esi has no recipe with a reward and the lora and qlora of v1 yet"):
+        propose.propose(load_params(), report, [])
+    version = {**sections()["versions"]["v2"], "profile": "own"}
+    laid.edit(Path(), lambda content: content["versions"].update(v9=version))
+    assert propose.propose(load_params(), report, []).profile["qlora"] is True
 
 
 def test_what_follows_a_control_is_paid_by_the_score(project):

@@ -43,7 +43,7 @@ def test_stages_that_follow_from_each_other_or_from_themselves_have_an_end() -> 
 def test_an_output_that_two_stages_claim_is_refused(checkout: Path) -> None:
     two = "stages: {a: {outs: [{path: data/x, md5: '1'}]}, b: {outs: [{path: data/x, md5: '2'}]}}"
     write_text(Path("dvc.lock"), two)
-    with pytest.raises(ArtefactError, match=r"dvc\.lock names one output twice"):
+    with pytest.raises(ArtefactError, match=r"names one output twice: data/x is of a and of b; delete the entry"):
         lock.read()
 
 

@@ -92,6 +92,9 @@ def test_answers_of_another_adapter_and_errors_that_nobody_mines_screen_nothing(
         screened_out(params, "v1")
     with pytest.raises(ParamsError, match=r"mines no errors of v2; add mining\.v2"):
         screened_out(planned(mining={"v1": {"task": "esi", "data": "m1"}}), "v1")
+    without = {name: spec for name, spec in params.versions.items() if name != "v2"}
+    with pytest.raises(ParamsError, match=r"mines no errors of v2; bring versions\.v2 back and add mining\.v2"):
+        screened_out(params.model_copy(update={"versions": without, "mining": {"v1": params.mining["v1"]}}), "v1")
     mine(params, "v1", wrong=0, adapter="f" * 64)
     with pytest.raises(ArtefactError, match=r"data/mined/v1 is of another adapter than v1; run `dvc repro mine@v1`"):
         screened_out(params, "v1")

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from clinrl.tasks.base import Task
+from clinrl.tasks.policies import SIMPLE
 from clinrl.types import Case
 
 SEED = 977
@@ -20,9 +21,7 @@ STRENGTHS = (1.0, 10.0)
 """Candidates for C, the inverse of the L2 penalty."""
 FOLDS = 3
 
-PRIOR = "prior-matched"
-RANDOM = "random"
-BAG_OF_WORDS = "bag of words"
+RANDOM, PRIOR, BAG_OF_WORDS = SIMPLE
 
 
 def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[str, list[Any]]:

@@ -39,7 +39,7 @@ def stage(source: Path, address: str) -> int:
 
 def make(params: Params, source: Path, command: str, name: str) -> None:
     """Run a stage and sign a statement of its inputs and outputs. Warns of inputs that dvc.lock does not record."""
-    _warn_of_inputs(command, name)
+    _warn_of_inputs(command, name, source)
     begun = None
     with suppress(ArtefactError):  # `record` reports it
         begun = statements.find(command, name, source)
@@ -54,12 +54,14 @@ def _guard() -> None:
         dvc_state.keep()
 
 
-def _warn_of_inputs(command: str, name: str) -> None:
+def _warn_of_inputs(command: str, name: str, source: Path) -> None:
     """Warn of inputs that dvc.lock does not record, if a person runs the stage. DVC checks the stages that it runs."""
     if "DVC_STAGE" in os.environ:
         return
     with suppress(ArtefactError):  # without a lock nothing is recorded, and nothing can be registered
         recorded = lock.read()
+        if dvc_yaml.PIPELINE.exists():  # the lock keeps the stages of versions that were removed
+            recorded = {address: recorded[address] for address in dvc_yaml.read(source) if address in recorded}
         for address in stages.addresses(command, name):
             facts = lock.unsound_inputs(recorded, address)
             if absent := [fact.path for fact in facts if fact.state == "absent"]:

@@ -86,14 +86,15 @@ class HubModel(Section):
     """A checkpoint of the Hugging Face hub, or a folder that holds one."""
 
     repo: str
-    """owner/name on the hub, or an existing folder."""
+    """owner/name on the hub, or the absolute path of a folder."""
     revision: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")
     """Branch, tag or 40-digit commit; the base stage records the commit that it stood for."""
 
     @model_validator(mode="after")
     def _place(self) -> "HubModel":
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", self.repo) and not Path(self.repo).is_dir():
-            raise refusal(f"is {self.repo!r}; it must be owner/name on the hub or an existing folder", "repo")
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", self.repo) and not Path(self.repo).is_absolute():
+            says = "it must be owner/name on the hub or the absolute path of a folder, the same in every clone"
+            raise refusal(f"is {self.repo!r}; {says}", "repo")
         return self
 
 

@@ -9,6 +9,7 @@ from clinrl.config.base import RESERVED, Distinct, Section, Share, Text, check_a
 from clinrl.errors import ParamsError
 from clinrl.tasks import parts
 from clinrl.tasks.base import EXACT, get_task
+from clinrl.tasks.policies import SIMPLE
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -177,10 +178,11 @@ def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None
     check_known(f"{at}.quality", comparison.quality, ["", *task.reporting.qualities], f"a quality of {task.name}")
     check_known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
     bases = [BASE, *(f"{BASE}, {variant}" for variant in task.reporting.variants)]
-    _check_arms(params, at, comparison, bases)
+    simple = [*task.policies()] if task.episodes else [*SIMPLE, *(f"always {label}" for label in task.labels)]
+    _check_arms(params, at, comparison, [*bases, *simple])
     fitting = [name for name, rival in params.rivals.items() if rival.task == task.name]
     check_all(f"{at}.rivals", comparison.rivals.values(), fitting, f"a rival of {task.name}")
-    if taken := comparison.rivals.keys() & {*bases, *comparison.arms}:
+    if taken := comparison.rivals.keys() & {*bases, *simple, *comparison.arms}:
         raise ParamsError(f"{at}.rivals: {min(taken)!r} is the name of another row; each rival needs its own")
     known = [*comparison.arms, *comparison.rivals, *bases]
     for place, pair in enumerate(comparison.tests):
@@ -200,11 +202,11 @@ def _check_comparison(params: "Params", at: str, comparison: Comparison) -> None
         _check_primary(params, f"{at}.primary", comparison, comparison.primary)
 
 
-def _check_arms(params: "Params", at: str, comparison: Comparison, bases: Collection[str]) -> None:
-    """Refuse an arm with the name of a base's row, and versions that are not one recipe on the exam of the base."""
+def _check_arms(params: "Params", at: str, comparison: Comparison, others: Collection[str]) -> None:
+    """Refuse an arm with the name of another row, and versions that are not one recipe on the exam of the base."""
     task, exam = comparison.task, params.bases[comparison.task].exam
     for row, versions in comparison.arms.items():
-        if row in bases:
+        if row in others:
             raise ParamsError(f"{at}: {row!r} is the name of another row; each arm needs its own")
         drawn: dict[tuple[str, int], str] = {}
         for version in versions:

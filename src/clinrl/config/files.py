@@ -98,7 +98,7 @@ def check_places(params: "Params", places: Places) -> None:
     wanted = [(f"bases.{task}", task) for task in params.bases]
     for section in ("imports", "merges.folds", "merges.blends", "protocols.bases", "protocols.versions"):
         wanted += [(f"{section}.{name}", block.task) for name, block in attrgetter(section)(params).items()]
-    wanted += [(f"profiles.{version.profile}", version.file) for version in params.versions.values()]
+    wanted += [(f"profiles.{version.profile}", version.file) for version in params.versions.values() if version.file]
     wanted += [(f"datasets.{data}", rival.task) for rival in params.rivals.values() for data in rival.data]
     for at, stem in wanted:
         if places[at].parent.name == FOLDER and stem != places[at].stem:

@@ -13,6 +13,7 @@ from clinrl.config.recipes import GrpoTrainer, RejectionProfile, RejectionTraine
 from clinrl.errors import ParamsError, format_value
 from clinrl.signing import approval
 from clinrl.tasks.base import GIVEN, Task, get_task, task_names
+from clinrl.tasks.parts import Share
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -128,6 +129,11 @@ def _check_recipe(params: "Params", name: str, version: schema.VersionSpec) -> N
     caps = profile.stream.cap.values()
     if len(caps) == len(task.labels) and sum(caps) < 1:
         raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")
+    if (optimizer := profile.trainer["embedded"].optimizer).endswith("8bit"):
+        raise ParamsError(
+            f"{at}.trainer.embedded.optimizer is {optimizer!r}, which needs CUDA, and the embedded scale trains on the "
+            "CPU; allowed: leave it out"
+        )
     if isinstance(profile, SftProfile):
         _check_sft(at, profile, task)
         return
@@ -245,6 +251,12 @@ def _check_gate(params: "Params", at: str, task: str, gate: schema.Gate) -> None
     check_known("gates", task, params.bases, "a task with a base")
     metrics = [*get_task(task).all_metrics, "mode_agreement"]
     check_all(f"{at}.limits", gate.limits, metrics, f"a metric of {task}")
+    of = get_task(task).all_metrics
+    if paired := [name for name, limit in gate.limits.items() if limit.paired and not isinstance(of.get(name), Share)]:
+        raise ParamsError(
+            f"{at}.limits.{paired[0]}.paired is true, but {paired[0]} is no share of cases, and only the change of one "
+            "has an interval; leave it out"
+        )
     if (safety := get_task(task).safety.metric) not in gate.limits:
         raise ParamsError(f"{at}.limits has no limit on `{safety}`; a release without one is not allowed")
     is_max = get_task(task).metrics[safety].worse == "higher"

@@ -233,7 +233,7 @@ class Limit(Section):
     may_fall: Annotated[float, Field(ge=0)] | None = None
     """By how much the metric may be below the champion's on the same cases, 0 or more."""
     paired: bool = False
-    """Whether a change for the worse counts only if its whole 95% interval lies beyond what is allowed."""
+    """Whether a change for the worse counts only if its whole 95% interval lies beyond what is allowed; for shares."""
 
     @model_validator(mode="after")
     def _limits(self) -> "Limit":
@@ -242,6 +242,9 @@ class Limit(Section):
             raise refusal("limits nothing; give max, min, may_rise or may_fall")
         if self.paired and not relative:
             raise refusal("is true, but there is no change to be tested; give may_rise or may_fall too", "paired")
+        for scale, most in (self.max or {}).items():
+            if self.min and (least := self.min[scale]) > most:
+                raise refusal(f"is {least:g}, above max ({most:g}), so that nothing holds both", f"min.{scale}")
         return self
 
 

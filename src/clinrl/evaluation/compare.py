@@ -95,8 +95,7 @@ def compared(
     """The report of a comparison, from its members by mode and name.
 
     `run` is the base's exam, `plan` the registration, if there is one. Raises ParamsError for published figures of a
-    part that the exam does not have, or a row with the name of a simple policy, and ArtefactError for a test of two
-    rows that no mode has both of.
+    part that the exam does not have, and ArtefactError for a test of two rows that no mode has both of.
     """
     spec, task, cases = params.comparisons[name], run.task, run.cases
     places = contrasts.parts(task, cases, spec.parts)
@@ -106,8 +105,6 @@ def compared(
             exam = run.model.exam
             raise ParamsError(f"comparisons.{name}.published_parts: {part!r} is no part of {exam}, only {values}")
     simple = baselines.answers(task, cases, _training(params, spec, task))
-    if taken := simple.keys() & {*spec.arms, *spec.rivals}:
-        raise ParamsError(f"comparisons.{name}: {min(taken)!r} is the row of a simple policy; choose another name")
     besides = load_rivals(run, spec.rivals) | simple
     lazy = [
         Entry(name=row, kind="rival" if row in spec.rivals else "baseline", versions=(), answers=[answers])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.artifacts import digest, digests, exclusive, identity, read_manifest, seal, staged, verified, write_json
 from clinrl.config.base import Scale
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, Refused
 from clinrl.models import hub, memory, opening
 from clinrl.models.chat import render, think_block, without_clock, without_prefill
 from clinrl.runtime import determinism
@@ -85,9 +85,14 @@ def _reference(spec: "HubBase") -> dict[str, Any]:
 
 
 def _pinned(model: "HubModel") -> dict[str, str]:
-    """A repository and its commit, or a local folder and its digest. Raises Refused as `hub.commit_of` does."""
-    folder = Path(model.repo)
-    commit = "local-" + digest(digests(folder)) if folder.is_dir() else hub.commit_of(model.repo, model.revision)
+    """A repository and its commit, or a local folder and its digest. Raises Refused as `hub.commit_of` does, and for a
+    folder that is not here."""
+    if not (folder := Path(model.repo)).is_absolute():
+        commit = hub.commit_of(model.repo, model.revision)
+    elif folder.is_dir():
+        commit = "local-" + digest(digests(folder))
+    else:
+        raise Refused(f"{folder}, a checkpoint of params.yaml, is no folder here; bring it back, or change `repo`")
     return {"repo": model.repo, "commit": commit}
 
 

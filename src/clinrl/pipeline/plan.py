@@ -6,7 +6,7 @@ from typing import Any
 
 from clinrl.config.base import check_known
 from clinrl.config.params import Params
-from clinrl.errors import ArtefactError, echo
+from clinrl.errors import ArtefactError, ParamsError, echo
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import State
 from clinrl.provenance.stages import STAGES, addresses_of
@@ -48,13 +48,17 @@ def generations(params: Params, what: str) -> list[list[str]]:
     """The versions of a task or of a comparison, or one version, with their ancestors, grouped by number of ancestors.
 
     Versions in one group do not depend on each other; each group is in the order of params.yaml. Raises ParamsError for
-    an unknown name.
+    an unknown name, and for one that more than one block has, where the section must be named too.
     """
-    check_known("params.yaml", what, [*params.bases, *params.comparisons, *params.versions], WHAT)
-    if what in params.bases:
-        names: Collection[str] = params.versions_of(what)
-    else:
-        names = params.comparisons[what].versions if what in params.comparisons else [what]
+    known: dict[str, Collection[str]] = {f"bases.{task}": params.versions_of(task) for task in params.bases}
+    known |= {f"comparisons.{name}": comparison.versions for name, comparison in params.comparisons.items()}
+    known |= {f"versions.{name}": [name] for name in params.versions}
+    meant = [key for key in known if what in (key, key.partition(".")[2])]
+    if len(meant) > 1:
+        raise ParamsError(f"params.yaml has {' and '.join(meant)}; give one of these in place of {what}")
+    if not meant:
+        check_known("params.yaml", what, [*params.bases, *params.comparisons, *params.versions], WHAT)
+    names = known[meant[0]]
     wanted = {before for name in names for before in params.lineage(name)}
     depths = {name: len(params.lineage(name)) for name in params.versions if name in wanted}
     return [[name for name, own in depths.items() if own == depth] for depth in sorted({*depths.values()})]

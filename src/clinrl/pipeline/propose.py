@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, read_manifest, write_json
-from clinrl.config import full
+from clinrl.config import change_plan, full
 from clinrl.config.base import NAME, Name, check_known, is_name
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
@@ -121,14 +121,16 @@ class Draft(Strict):
 
 
 def stage(
-    params: Params, task: str, *, parent: str | None = None, name: str | None = None, lever: str | None = None
-) -> Draft:
+    params: Params, task: str, *, parent: str | None = None, name: str | None = None, lever: str | None = None,
+    is_planned: bool = False,
+) -> Draft:  # fmt: skip
     """Write the next version of a task into params/drafts.yaml, and the record of its draft to `paths.draft`.
 
     `parent` is by default the champion, `lever` the first one not yet pulled from the parent. Raises ParamsError for an
-    invalid name or parameters that were edited meanwhile, ArtefactError if the parent or its error analysis is missing,
-    or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses no rule or
-    no lever is left. No file is changed then.
+    invalid name, for parameters that were edited meanwhile, and with `is_planned` for a draft outside the change plan,
+    which no gate would admit and which would use up its lever. Raises ArtefactError if the parent or its error analysis
+    is missing, or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses
+    no rule or no lever is left. No file is changed then.
     """
     with exclusive(PARAMS):
         files = read_files(PARAMS)
@@ -142,7 +144,9 @@ def stage(
         written = dict(files.get(DRAFTS, {}))
         for section, entry in entries(drafted, params).items():
             written[section] = {**written.get(section, {}), **entry}
-        parse({**files, DRAFTS: written})
+        after, cases = parse({**files, DRAFTS: written}), (drafted.dataset or {}).get("cases", 0)
+        if is_planned and (why := change_plan.outside(after, drafted.name, cases)):
+            raise ParamsError(f"nothing is drafted, since {why}, which `clinrl draft {task}` writes all the same")
         write_json(paths.draft(drafted.name), drafted.model_dump(mode="json"))
         write_whole(DRAFTS, written)
     return drafted
@@ -353,15 +357,19 @@ def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | No
 
 def _recipe(params: Params, version: str) -> GrpoProfile:
     """The recipe that a draft refines: the version's own, or if that has no reward, the task's first one with a reward
-    and the same LoRA settings, and without a waiver."""
+    and the same `lora` and `qlora`, as a child must have, and without a waiver."""
     task, own = params.versions[version].task, full.recipe(params, params.versions[version].profile)
     if isinstance(own, GrpoProfile):
         return own
     for spec in params.versions.values():
         profile = full.recipe(params, spec.profile)
-        if spec.task == task and isinstance(profile, GrpoProfile) and not profile.waiver and profile.lora == own.lora:
+        fits = (spec.task, profile.lora, profile.qlora) == (task, own.lora, own.qlora)
+        if fits and isinstance(profile, GrpoProfile) and not profile.waiver:
             return profile
-    raise Refused(f"{task} has no recipe with a reward yet, so there is nothing to refine; write the first by hand")
+    raise Refused(
+        f"{task} has no recipe with a reward and the lora and qlora of {version} yet, so there is nothing to refine; "
+        "write the first by hand"
+    )
 
 
 def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]) -> dict[str, Any]:

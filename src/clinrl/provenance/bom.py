@@ -220,7 +220,7 @@ def _hub(params: Params, task: str, *, is_whole: bool = False) -> list[Component
     for model in models:
         revision = commits.get(model.repo, model.revision)
         ref = f"base/{task}" if model is spec and params.scale == "full" else f"hub/{model.repo}@{revision}"
-        address = {} if Path(model.repo).is_dir() else {"purl": f"pkg:huggingface/{model.repo}@{revision}"}
+        address = {} if Path(model.repo).is_absolute() else {"purl": f"pkg:huggingface/{model.repo}@{revision}"}
         place = "its weights are in the merged model" if is_whole and model is spec else "not part of the release"
         found = _component(
             "machine-learning-model", ref, model.repo, HUB_LICENCES.get(model.repo, ""), {"scale": "full"},

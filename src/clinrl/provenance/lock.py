@@ -5,6 +5,7 @@ under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder tha
 """
 
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,7 @@ def read(path: Path = LOCK) -> Lock:
     content = b""
     try:
         stages = _stages(content := path.read_bytes())
-        paired = [(out["path"], out["md5"]) for entry in stages.values() for out in entry.get("outs", ())]
+        claims = [(out["path"], out["md5"], key) for key, entry in stages.items() for out in entry.get("outs", ())]
     except FileNotFoundError:
         raise ArtefactError(f"{path.name} is not here, so nothing says what was built; run `dvc repro`") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, IsADirectoryError):
@@ -57,8 +58,12 @@ def read(path: Path = LOCK) -> Lock:
             mend = f"take one side (in a merge `git checkout --ours {path}`); `dvc repro` makes what it lacks"
             raise ArtefactError(f"{path} has the marks of a conflict of git; {mend}") from None
         raise ArtefactError(f"{path} is not a lock file of DVC's; restore it from git, or run `dvc repro`") from None
-    if len(paired) != len(dict(paired)):
-        raise ArtefactError(f"{path} names one output twice; restore it from git")
+    if twice := next((out for out, n in Counter(out for out, *_ in claims).items() if n > 1), None):
+        both = " and of ".join(key for out, _, key in claims if out == twice)
+        raise ArtefactError(
+            f"{path} names one output twice: {twice} is of {both}; delete the entry of the stage that dvc.yaml no "
+            "longer has, or restore the file from git"
+        )
     return stages
 
 

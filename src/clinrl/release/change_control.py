@@ -72,6 +72,14 @@ def no_look_left(params: Params, task: str) -> str | None:
     return budget.used_up(spent, plan.budget, plan.changes.exam)
 
 
+def mine_data(params: Params, name: str) -> str:
+    """The mine data of a version, if params.yaml still has both. Raises ParamsError if its errors are not mined."""
+    if name not in params.mining:
+        back = "" if name in params.versions else f"bring versions.{name} back and "
+        raise ParamsError(f"params.yaml mines no errors of {name}; {back}add mining.{name}")
+    return params.mining[name].data
+
+
 def screened_out(params: Params, name: str) -> str | None:
     """A sentence that says why a draft is not worth a look at the exam; None if it is, or without a plan or a champion.
 
@@ -91,13 +99,12 @@ def screened_out(params: Params, name: str) -> str | None:
         (name, artifacts.identity(artifacts.read_manifest(model.folder))),
         (champion.name, champion.digest),
     ):
-        if one not in params.mining:
-            raise ParamsError(f"params.yaml mines no errors of {one}; add mining.{one}")
+        mine_data(params, one)
         if artifacts.read_manifest(paths.mined(one)).inputs["adapter"] != digest:
             raise ArtefactError(f"{paths.mined(one)} is of another adapter than {one}; run `dvc repro mine@{one}`")
-    if (mine := params.mining[name].data) != (theirs := params.mining[champion.name].data):
+    if (mine := mine_data(params, name)) != (theirs := mine_data(params, champion.name)):
         raise ParamsError(f"{name} is mined on {mine} and {champion.name} on {theirs}; give both the same in `mining`")
-    run = open_run(params, replace(model, exam=params.mining[name].data, variants=()))
+    run = open_run(params, replace(model, exam=mine, variants=()))
     candidate, before = (
         {mode: load_answers(run, mode, one, paths.mined(one)) for mode in run.modes} for one in (name, champion.name)
     )

@@ -11,6 +11,8 @@ Policy = Callable[[Any, Random], Transcript]
 
 RIGHT = 0.6
 """The share of cases that the mediocre reader answers correctly."""
+SIMPLE = ("random", "prior-matched", "bag of words")
+"""The rows of `analysis.baselines` that are named alike in every task of one turn."""
 NO_PRIORS: Mapping[str, Mapping[Any, float]] = MappingProxyType({})
 
 
