@@ -425,11 +425,6 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (PLAN + "changes/fields/lora.rank", {}, ("plans.esi.changes.fields.lora.rank must have either min or max, or",)),
     (PLAN + "changes/fields/lora.rank", {"max": 1.0, "one_of": [1]}, ("must have either min or max, or one_of",)),
     (PLAN + "changes/fields/lora.rank", {"min": 2.0, "max": 1.0}, ("lora.rank.min is 2, above max (1)",)),
-    (
-        "gates/esi/least_cases",
-        801,
-        ("plans.esi.changes.exam is 'esi-x1' with 800 cases, but gates.esi.least_cases is 801",),
-    ),
     (PLAN + "protocol/superior", "kappa", ("plans.esi.protocol.superior: 'kappa' is not a share of esi",)),
     (PLAN + "protocol/not_worse", {"exact": 0.01}, ("plans.esi.protocol.not_worse: 'exact' is not another share",)),
     (PLAN + "protocol/not_worse", {"dangerous": 0.0}, ("plans.esi.protocol.not_worse.dangerous is 0.0",)),

@@ -127,11 +127,12 @@ def test_bnpo_divides_by_the_tokens_of_the_micro_batch(project: Path, settings: 
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
-def test_an_optimiser_that_needs_cuda_is_refused_on_a_cpu(project: Path, optimizer: str) -> None:
+def test_an_optimiser_that_needs_cuda_is_refused_on_a_cpu(tmp_path: Path, optimizer: str) -> None:
+    spec = {"scale": "full", "trainer": {"lr": 1.0e-3, "steps": 3, "optimizer": optimizer}}
     with pytest.raises(
         TrainingError, match=rf"the optimizer {optimizer} needs CUDA, .* on the CPU; train on a GPU, or"
     ):
-        train(recipes(optimizer=optimizer), "v1")
+        trl.common_settings(spec, tmp_path)
 
 
 def test_it_reaches_the_trainer_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ After the predetermined change control plan of the FDA (guidance for AI-enabled 
 and an impact assessment (`impact`). Anything that a plan does not name stays as it is until a person changes the plan.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from pydantic import Field, model_validator
 from clinrl.config import full
 from clinrl.config.base import Count, Distinct, Section, check_all, check_known, refusal
 from clinrl.config.recipes import GrpoProfile
-from clinrl.errors import ParamsError, format_value
+from clinrl.errors import format_value
 from clinrl.tasks.base import EXACT, get_task
 from clinrl.tasks.parts import Share
 
@@ -114,8 +113,7 @@ class ChangePlan(Section):
 
 
 def check(params: "Params", task: str) -> None:
-    """Raise ParamsError for a plan with an unknown version, data set, recipe, field or metric, naming the key, and for
-    an exam that is too small for the gate."""
+    """Raise ParamsError for a plan with an unknown version, data set, recipe, field or metric, naming the key."""
     at, plan = f"plans.{task}", params.plans[task]
     check_known("plans", task, params.gates, "a task with a gate")
     changes, protocol = plan.changes, plan.protocol
@@ -124,12 +122,6 @@ def check(params: "Params", task: str) -> None:
     check_all(f"{at}.changes.ancestors", changes.ancestors, known, f"a version or a blend of {task}, or its base")
     exams = [name for name, data in params.all_data.items() if (data.use, data.task) == ("exam", task)]
     check_known(f"{at}.changes.exam", changes.exam, exams, f"exam data of {task}")
-    cases, least = getattr(params.all_data[changes.exam], "cases", math.inf), params.gates[task].least_cases
-    if cases < least:
-        raise ParamsError(
-            f"{at}.changes.exam is {changes.exam!r} with {cases} cases, but gates.{task}.least_cases is {least}, "
-            "which refuses every release; draw more cases, or lower least_cases"
-        )
     used = dict.fromkeys(params.versions[version].profile for version in params.versions_of(task))
     check_all(f"{at}.changes.recipes", changes.recipes, used, f"a profile of a version of {task}")
     leaves = {path for recipe in changes.recipes for path in _recipe(params, task, recipe)}

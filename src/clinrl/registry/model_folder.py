@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.artifacts import MANIFEST, identity, read_manifest, write_json, write_text
@@ -74,8 +74,8 @@ def _results(card: str) -> object:
     """The results in the front matter of a model card, as the hub reads them."""
     from huggingface_hub import ModelCard
 
-    found = ModelCard(card, ignore_metadata_errors=True).data.to_dict() if card else {}
-    return found.get("model-index")
+    data: Any = ModelCard(card, ignore_metadata_errors=True).data if card else None
+    return data and data.eval_results
 
 
 def _record(made: "Recorded") -> pyfunc.Served:
