@@ -74,8 +74,8 @@ def _results(card: str) -> object:
     """The results in the front matter of a model card, as the hub reads them."""
     from huggingface_hub import ModelCard
 
-    data: Any = ModelCard(card, ignore_metadata_errors=True).data
-    return data.eval_results
+    data: Any = ModelCard(card, ignore_metadata_errors=True).data if card else None
+    return None if data is None else data.eval_results
 
 
 def _record(made: "Recorded") -> pyfunc.Served:
