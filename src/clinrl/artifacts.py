@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -323,12 +324,12 @@ def verified(folder: Path) -> Manifest:
 
 def remove_published(version: str, but: Path | None = None) -> None:
     """Remove the finished trainings of a version that were kept for a DVC that might not record them, `but` for one."""
-    for mark in [*Path(".clinrl/checkpoints").glob(f"{version}-{'[0-9a-f]' * 16}/{PUBLISHED}")]:
-        if mark.parent != but:
-            gone = mark.parent.with_name(f"{mark.parent.name}.old")  # at once, or half of it would pass for the whole
-            shutil.rmtree(gone, ignore_errors=True)
-            mark.parent.rename(gone)
-            shutil.rmtree(gone)
+    folders, own = Path(".clinrl/checkpoints"), f"{version}-{'[0-9a-f]' * 16}"
+    for mark in [*folders.glob(f"{own}/{PUBLISHED}")]:
+        if mark.parent != but:  # it goes at once, or half of it would pass for the whole
+            mark.parent.rename(tempfile.mkdtemp(prefix=f"{mark.parent.name}.old-", dir=folders))
+    for gone in folders.glob(f"{own}.old-*"):
+        shutil.rmtree(gone)
 
 
 def identity(manifest: Manifest) -> str:

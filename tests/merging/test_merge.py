@@ -427,7 +427,7 @@ def test_at_full_scale_the_checkpoint_behind_the_quantised_base_is_folded(projec
     merge.stage(params, "v1-full")
     assert verified(paths.merged("v1-full")).inputs["base"] == base
     card = (paths.merged("v1-full") / "README.md").read_text()
-    assert "base_model: checkpoint\n" in card
+    assert f"base_model: {Path('checkpoint').resolve()}\n" in card
     assert "trained above a copy of the base in nf4" in card
     merge.blend("fold", Path("checkpoint"), [(paths.adapter("v1"), 1.0)], Path("direct"))
     found = dolls.files(paths.merged("v1-full"))["model.safetensors"]

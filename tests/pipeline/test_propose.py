@@ -98,8 +98,10 @@ def test_the_missed_rules_are_found_without_being_told(project):
     assert "severe_pain" in version.why
 
 
-@pytest.mark.parametrize(("most_cases", "names"), [(30, "profiles.esi-v3.trainer"), (29, "esi-v3.data is")])
-def test_a_draft_that_its_plan_would_never_admit_uses_up_no_lever(project, most_cases, names):
+@pytest.mark.parametrize("most_cases", [30, 29])
+@pytest.mark.parametrize(("also", "lever"), [(("reward.modifiers",), "modifiers"), ((), "data")])
+def test_a_lever_whose_draft_no_plan_admits_is_passed_over_and_not_used_up(project, most_cases, also, lever):
+    fields = {key: {"min": -1e9, "max": 1e9} for key in ("trainer", *also)}
     plan = {
         "changes": {"ancestors": ["v2"], "exam": "x1", "most_cases": most_cases, "recipes": ["reward"]},
         "protocol": {"screen": 0.05}, "budget": {"alpha": 0.05, "spend": 0.6, "looks": 6},
@@ -108,10 +110,13 @@ def test_a_draft_that_its_plan_would_never_admit_uses_up_no_lever(project, most_
     gate = {"least_cases": 10, "limits": {"critical_under": {"max": {"embedded": 0.5, "full": 0.5}}}}
     laid.edit(Path(), lambda content: content.update(plans={"esi": plan}, gates={"esi": gate}))
     before = laid.held(Path())
-    with pytest.raises(ParamsError, match=f"nothing is drafted, since esi-v3 is outside plans.esi.changes: .*{names}"):
-        propose.stage(load_params(), "esi", parent="v2", lever="data", is_planned=True)
+    with pytest.raises(
+        NothingToDraft, match=r"no lever is left whose draft is in the plan: esi-v3 is outside plans.esi"
+    ):
+        propose.stage(load_params(), "esi", parent="v2", is_planned=True)
     assert (laid.held(Path()), propose.records()) == (before, [])
-    assert propose.stage(load_params(), "esi", parent="v2").lever == "modifiers"  # a person may change it, or the plan
+    laid.edit(Path(), lambda content: content["plans"]["esi"]["changes"].update(most_cases=30, fields=fields))
+    assert propose.stage(load_params(), "esi", parent="v2", is_planned=True).lever == lever
 
 
 def test_a_rule_that_may_cost_nothing_is_no_target(project):

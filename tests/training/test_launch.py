@@ -378,7 +378,7 @@ def test_of_a_published_training_all_is_removed_or_nothing(tmp_path, monkeypatch
     remove_published("v1")  # of a training that goes on
     assert folder.exists()
     (folder / launch.PUBLISHED).touch()
-    cut_short = mock.Mock(side_effect=[None, KeyboardInterrupt])
+    cut_short = mock.Mock(side_effect=KeyboardInterrupt)
     with mock.patch.object(shutil, "rmtree", cut_short), pytest.raises(KeyboardInterrupt):
         remove_published("v1")
     assert not folder.exists()

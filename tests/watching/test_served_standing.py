@@ -139,6 +139,8 @@ def test_of_imported_cases_no_word_and_no_exact_value_is_kept() -> None:
     assert reader.edges["hr"]
     for edge in reader.edges["hr"]:
         assert counts.FEWEST <= sum(pulse < edge for pulse in pulses) <= len(pulses) - counts.FEWEST
+    one = [case.model_copy(update={"group": theirs[0].group}) for case in theirs]
+    assert counts.learn(TASK, one, told).edges["hr"] == []
     few = counts.learn(TASK, theirs[:4], told[:4])
     assert few.edges["hr"] == []
     assert few.read(told[0])[("hr", "present")] == 1

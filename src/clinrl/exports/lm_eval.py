@@ -42,10 +42,6 @@ def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool
     ]
     system = {message.content for prompt in prompts for message in prompt if message.role == "system"}
     budget = max(params.budget(mode, name) for mode in params.modes)
-    mode = params.mode(next(iter(params.modes)), name)
-    samples = mode.temperature > 0
-    decoding = {"do_sample": samples, "temperature": mode.temperature}
-    decoding |= {"top_p": mode.top_p, "top_k": 0} if samples else {}  # 0: all tokens, where transformers takes 50
     with replaced(target, "clinrl export lm-eval") as folder:
         write_text(folder / "cases.jsonl", "".join(canonical_json(row) + "\n" for row in rows))
         shutil.copyfile(Path(__file__).with_name("lm_eval_scorer.py"), folder / "scorer.py")
@@ -56,7 +52,6 @@ def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool
             "description": "".join(system),
             "doc_to_text": "{{text}}",
             "doc_to_target": "{{gold}}",
-            "generation_kwargs": {"until": [], **decoding, "max_gen_toks": budget},
             "metric_list": [
                 {"metric": metric, "aggregation": "mean", "higher_is_better": of.worse == "lower"}
                 for metric, of in task.compared.items()
@@ -65,9 +60,20 @@ def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool
         }
         for suffix, function in (("", "process"), ("_think", "process_opened")):
             named = {"task": f"clinrl_{name}{suffix}", **content, "process_results": _function(function)}
+            named["generation_kwargs"] = {"until": [], **_decoding(params, name, bool(suffix)), "max_gen_toks": budget}
             with (folder / f"clinrl_{name}{suffix}.yaml").open("w", encoding="utf-8") as stream:
                 YAML().dump(named, stream)
     announce(target, open_exam=open_exam)
+
+
+def _decoding(params: Params, task: str, thinking: bool) -> dict[str, Any]:
+    """As transformers names it, of the first mode that thinks, or does not; of the first of all if none is such."""
+    modes = [params.mode(mode, task) for mode in params.modes]
+    mode = next((one for one in modes if one.thinking is thinking), modes[0])
+    found: dict[str, Any] = {"do_sample": mode.temperature > 0, "temperature": mode.temperature}
+    if mode.temperature > 0:
+        found |= {"top_p": mode.top_p, "top_k": 0}  # 0: all tokens, where transformers takes 50
+    return found
 
 
 def exported_cases(params: Params, task: Task, *, open_exam: bool) -> tuple[str, list[Case]]:

@@ -85,9 +85,12 @@ def _reference(spec: "HubBase") -> dict[str, Any]:
 
 
 def _pinned(model: "HubModel") -> dict[str, str]:
-    """A repository and its commit, or a local folder and its digest. Raises Refused as `hub.commit_of` does, and for a
-    folder that is not here."""
-    if not (folder := Path(model.repo)).is_absolute():
+    """A repository and its commit, or a local folder and its digest. Raises Refused as `hub.commit_of` does, for a
+    folder that is not here, and for a repository's name that is a folder here too."""
+    folder = Path(model.repo)
+    if not folder.is_absolute():
+        if folder.is_dir():
+            raise Refused(f"{folder} is a folder here and a name on the hub; for the folder, give its absolute path")
         commit = hub.commit_of(model.repo, model.revision)
     elif folder.is_dir():
         commit = "local-" + digest(digests(folder))

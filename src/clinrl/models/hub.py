@@ -71,7 +71,7 @@ def cached_config(repo: str, revision: str) -> Path | None:
     """The config.json of a checkpoint in a local folder or in the hub's cache, without a request to the hub."""
     from huggingface_hub import try_to_load_from_cache
 
-    if Path(repo).is_dir():
+    if Path(repo).is_absolute():
         path = Path(repo) / "config.json"
         return path if path.is_file() else None
     found = try_to_load_from_cache(repo, "config.json", revision=revision)

@@ -9,7 +9,7 @@ flatters the best of them. So each record counts the drafts on its exam, and the
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -127,10 +127,10 @@ def stage(
     """Write the next version of a task into params/drafts.yaml, and the record of its draft to `paths.draft`.
 
     `parent` is by default the champion, `lever` the first one not yet pulled from the parent. Raises ParamsError for an
-    invalid name, for parameters that were edited meanwhile, and with `is_planned` for a draft outside the change plan,
-    which no gate would admit and which would use up its lever. Raises ArtefactError if the parent or its error analysis
-    is missing, or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses
-    no rule or no lever is left. No file is changed then.
+    invalid name or for parameters that were edited meanwhile, ArtefactError if the parent or its error analysis is
+    missing, or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses no
+    rule or no lever is left. With `is_planned`, a lever that leads outside the change plan is passed over, since no
+    gate would admit its draft. No file is changed where it raises.
     """
     with exclusive(PARAMS):
         files = read_files(PARAMS)
@@ -140,13 +140,22 @@ def stage(
         check_known("params.yaml", start, params.versions_of(task), "a version")
         report = read_report(params, start)
         _conclude_cut_short(params)
-        drafted = propose(params, report, records(), name=name, lever=lever)
-        written = dict(files.get(DRAFTS, {}))
-        for section, entry in entries(drafted, params).items():
-            written[section] = {**written.get(section, {}), **entry}
-        after, cases = parse({**files, DRAFTS: written}), (drafted.dataset or {}).get("cases", 0)
-        if is_planned and (why := change_plan.outside(after, drafted.name, cases)):
-            raise ParamsError(f"nothing is drafted, since {why}, which `clinrl draft {task}` writes all the same")
+        outside = dict[str, str]()
+        while True:
+            try:
+                drafted = propose(params, report, records(), name=name, lever=lever, but=outside)
+            except NothingToDraft as ended:
+                first = next(iter(outside.values()), "")
+                raise (
+                    NothingToDraft(f"no lever is left whose draft is in the plan: {first}") if first else ended
+                ) from None
+            written = dict(files.get(DRAFTS, {}))
+            for section, entry in entries(drafted, params).items():
+                written[section] = {**written.get(section, {}), **entry}
+            after, cases = parse({**files, DRAFTS: written}), (drafted.dataset or {}).get("cases", 0)
+            if not is_planned or not (why := change_plan.outside(after, drafted.name, cases)):
+                break
+            outside[drafted.lever] = why
         write_json(paths.draft(drafted.name), drafted.model_dump(mode="json"))
         write_whole(DRAFTS, written)
     return drafted
@@ -169,9 +178,10 @@ def find_untrained(params: Params, task: str, parent: str | None = None) -> Draf
 
 
 def propose(
-    params: Params, report: MineReport, before: Sequence[Draft], *, name: str | None = None, lever: str | None = None
-) -> Draft:
-    """The next draft from an error analysis. A pure function.
+    params: Params, report: MineReport, before: Sequence[Draft], *, name: str | None = None, lever: str | None = None,
+    but: Iterable[str] = (),
+) -> Draft:  # fmt: skip
+    """The next draft from an error analysis, by none of the levers `but`. A pure function.
 
     Raises NothingToDraft for the same reasons as `stage`, and ParamsError for a name that is used or invalid.
     """
@@ -181,7 +191,7 @@ def propose(
         raise NothingToDraft(
             f"no rule is surely missed by {report.name} on {report.data}, so there is nothing to draft for"
         )
-    pulled = {draft.lever for draft in before if draft.parent_digest == report.adapter_digest}
+    pulled = {draft.lever for draft in before if draft.parent_digest == report.adapter_digest} | {*but}
     recipe, generated = _recipe(params, report.name), params.datasets.get(parent.data)
     option = _next_lever(levers(recipe, report, targets, drawn=generated is not None), pulled, lever, report.name)
     reward = _reward(recipe, report, targets) if option.modifiers else recipe.reward

@@ -296,15 +296,17 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         client.set_tag(run.info.run_id, SENT, canonical_json(current))
 
 
-def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedModel":
+def logged_model(client: "MlflowClient", run: "Run", made: Recorded, sources: Sequence[str] = ()) -> "LoggedModel":
     """The finished model with this digest in the experiment of the run: found, completed, restored or created.
 
-    Two machines that create it at once both end up with the older one.
+    Two machines that create it at once both end up with the older one, or with that which the version names by now;
+    `sources` are the addresses of the versions with this digest.
     """
     from mlflow.entities import LoggedModelOutput
 
     experiment, run_id = run.info.experiment_id, run.info.run_id
     found = logged_models(client, experiment, made.digest)
+    found.sort(key=lambda model: not any(model.model_id in source for source in sources))
     if not found:
         mine = client.create_logged_model(
             experiment,

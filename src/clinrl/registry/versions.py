@@ -92,7 +92,8 @@ def _complete_entry(made: Recorded) -> Entry:
     with connect() as client, writing(client):
         run = run_of(client, made.model.task.name, run_key(made.manifest), made.model.name)
         fill(client, run, made)
-        version = _version(client, run, logged_model(client, run, made), made)
+        sources = [str(version.source) for version in _versions(client, _where(made))]
+        version = _version(client, run, logged_model(client, run, made, sources), made)
         if run.info.status != "FINISHED":
             client.set_terminated(run.info.run_id, "FINISHED")
         aliases = _aliases(client, made.model.registered) or {}
@@ -310,14 +311,18 @@ def _check(name: str, what: str) -> None:
         raise RegistryError(f"{format_value(name)} is not {what}: names match {NAME.pattern}")
 
 
+def _where(made: Recorded) -> str:
+    """The search for the versions with a digest."""
+    return f"name='{made.model.registered}' and tags.{DIGEST}='{made.digest}'"
+
+
 def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
     """The model version with this digest, created if there is none, with every tag.
 
     Two machines that create it at once both end up with the older one. Raises RegistryError if the version has the
     files of a logged model that is not there: MLflow cannot change that.
     """
-    where = f"name='{made.model.registered}' and tags.{DIGEST}='{made.digest}'"
-    tags = _tags(made)
+    where, tags = _where(made), _tags(made)
     if not (found := _versions(client, where)):
         if _aliases(client, made.model.registered) is None:
             _create_model(client, made)

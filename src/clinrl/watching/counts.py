@@ -30,7 +30,7 @@ Counts = Counter[tuple[str, str]]
 QUANTILES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
 """The quantiles of a number in the exam's texts that are the edges of its buckets."""
 FEWEST = 10
-"""Values of an imported exam on either side of an edge, at the least."""
+"""Patients of an imported exam on either side of an edge, at the least."""
 WORDS, COMMON = 150, 0.02
 """Words that are features: at most this many, each in at least this share of the exam's texts."""
 ANSWER, LABELLED, SHADOW = "answer, ", "labelled, ", " in shadow, "
@@ -77,9 +77,11 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
     }
     if any(map(is_imported, cases)):  # rounded, and with some patients on either side: no edge is the value of one
         rounded = {name: sorted({float(f"{edge:.2g}") for edge in of}) for name, of in edges.items()}
+        read = [(case.group, _numbers(text, readings)) for case, text in zip(cases, texts, strict=True)]
         for name, of in rounded.items():
-            below = [sum(value < edge for value in values[name]) for edge in of]
-            rounded[name] = [e for e, n in zip(of, below, strict=True) if FEWEST <= n <= len(values[name]) - FEWEST]
+            known = [(group, numbers[name]) for group, numbers in read if name in numbers]
+            sides = {edge: [{group for group, n in known if (n < edge) is side} for side in (True, False)] for edge in of}
+            rounded[name] = [edge for edge in of if min(map(len, sides[edge])) >= FEWEST]
         return Reader((), rounded, None, readings)
     common = Counter(word for text in texts for word in _words(text))
     kept = sorted((word for word, n in common.items() if n >= COMMON * len(texts)), key=lambda w: (-common[w], w))
