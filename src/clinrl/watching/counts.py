@@ -80,8 +80,8 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
         read = [(case.group, _numbers(text, readings)) for case, text in zip(cases, texts, strict=True)]
         for name, of in rounded.items():
             known = [(group, numbers[name]) for group, numbers in read if name in numbers]
-            sides = {edge: [{group for group, n in known if (n < edge) is side} for side in (True, False)] for edge in of}
-            rounded[name] = [edge for edge in of if min(map(len, sides[edge])) >= FEWEST]
+            below, above = ({e: {g for g, n in known if (n < e) is side} for e in of} for side in (True, False))
+            rounded[name] = [edge for edge in of if min(len(below[edge]), len(above[edge])) >= FEWEST]
         return Reader((), rounded, None, readings)
     common = Counter(word for text in texts for word in _words(text))
     kept = sorted((word for word, n in common.items() if n >= COMMON * len(texts)), key=lambda w: (-common[w], w))
