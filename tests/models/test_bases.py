@@ -142,6 +142,12 @@ def test_a_local_checkpoint_that_is_not_here_is_refused_when_the_base_is_built(p
         bases.stage(full(str(project / "nowhere"), "none"), "esi")
 
 
+def test_a_folder_here_with_a_name_of_the_hub_is_not_taken_for_either(project):
+    (project / "models/qwen").mkdir(parents=True)
+    with pytest.raises(Refused, match="models/qwen is a folder here and a name on the hub; for the folder, give its"):
+        bases.stage(full("models/qwen", "none"), "esi")
+
+
 def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
