@@ -36,13 +36,15 @@ def build(params: Params, name: str) -> list[str]:
 
 def order(params: Params, name: str) -> list[str]:
     """The stages of a version or a merge in the order in which they run. The parent, or the parts, must be there."""
-    own = [*addresses_of(params, name).values()]
+    own, resit = [*addresses_of(params, name).values()], []
+    if name in params.resits:
+        resit = [*params.data_stages(params.resits[name].data), f"resit@{name}"]
     if name not in params.versions:
-        return own
+        return [*own, *resit]
     block = params.versions[name]
     exams = dict.fromkeys([params.bases[block.task].exam, block.exam])
     data = [*own[:2], *(stage for exam in exams for stage in params.data_stages(exam))]
-    return [f"base@{block.task}", *data, f"baseline@{block.task}", *own[2:]]
+    return [f"base@{block.task}", *data, f"baseline@{block.task}", *own[2:], *resit]
 
 
 def outputs(params: Params) -> dict[str, dict[str, dict[str, bool]]]:

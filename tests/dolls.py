@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 from clinrl import intervals, paths
+from clinrl.analysis.run import Run
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
 from clinrl.config.params import Params
 from clinrl.data import dataset
@@ -226,22 +227,26 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def examine(doll: Params, name: str, pattern: Sequence[int]) -> None:
-    """Let `name` answer the exam with a pattern of levels, repeated, in every mode; 0 stands for the right one.
-
-    Writes graded answers and reports as `evaluate` does. What answers need not exist.
-    """
-    model = doll.model(name)
-    cases = list(read_cases(paths.cases("x1"), model.task))
-    run = answers.run_of(doll, model, cases, identity(read_manifest(paths.cases("x1"))))
+def answered(doll: Params, name: str, exam: str, pattern: Sequence[int]) -> Run:
+    """`name` after an exam that it answered with a pattern of levels, repeated, in every mode; 0 stands for the right
+    one. What answers need not exist."""
+    model = replace(doll.model(name), exam=exam)
+    cases = list(read_cases(paths.cases(model.exam), model.task))
+    run = answers.run_of(doll, model, cases, identity(read_manifest(paths.cases(model.exam))))
     adapter = identity(read_manifest(model.folder)) if model.folder.exists() else "a" * 64
     levels = [level or gold for gold, level in zip(run.golds, cycle(pattern), strict=False)]
     turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level in levels]
     transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
     graded = {mode: evaluate.grade(model.task, mode, cases, transcripts, model.reward) for mode in doll.modes}
-    run = replace(run, adapter_digest=adapter, graded=graded)
-    evaluate.keep(paths.graded(name), run, {"exam": run.exam_digest, "adapter": adapter})
-    parent = {mode: answers.load_answers(run, mode, model.parent) for mode in run.modes if model.parent}
+    return replace(run, adapter_digest=adapter, graded=graded)
+
+
+def examine(doll: Params, name: str, pattern: Sequence[int]) -> None:
+    """Let `name` answer its exam as `answered` says. Writes graded answers and reports as `evaluate` does."""
+    model = doll.model(name)
+    run = answered(doll, name, model.exam, pattern)
+    evaluate.keep(paths.graded(name), run, {"exam": run.exam_digest, "adapter": run.adapter_digest})
+    parent = {mode: answers.load_answers(run, mode, model.compared) for mode in run.modes if model.compared}
     with staged(paths.report(name)) as out:
         evaluate.write_reports(out, run, evaluate.reports_of(run, [], parent, seen=evaluate.seen_by(doll, run)))
     write_record(model.task, record_of(run), model.exam, model.data)

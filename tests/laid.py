@@ -22,7 +22,7 @@ def lay(folder: Path, params: Mapping[str, Any], top: str = "") -> None:
         for section in ("datasets", "versions")
     }
     blocks = {section: params[section] for section in BLOCKS if section in params} | filed
-    missing = {"imports": {}, "external": {}, "mining": {}, "comparisons": {}, "rivals": {}}
+    missing = {"imports": {}, "external": {}, "resits": {}, "mining": {}, "comparisons": {}, "rivals": {}}
     missing |= {"merges": {"folds": {}, "blends": {}}, "protocols": {"bases": {}, "versions": {}}}
     rest = {section: block for section, block in params.items() if section not in blocks}
     rest |= {section: empty for section, empty in missing.items() if section not in params}

@@ -81,6 +81,7 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"mine@{name}" for name in params.mining}
     expected |= {f"{group}@{name}" for group in ("import", "validate-import") for name in params.imports}
     expected |= {f"external@{name}" for name in params.external}
+    expected |= {f"resit@{name}" for name in params.resits}
     expected |= {f"protocol-base@{name}" for name in params.protocols.bases}
     expected |= {f"protocol@{name}" for name in params.protocols.versions}
     expected |= {f"rival@{name}" for name in params.rivals}

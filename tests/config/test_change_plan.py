@@ -94,6 +94,17 @@ def test_what_is_no_recipe_has_its_field_too():
     )
 
 
+def test_once_releases_are_decided_on_a_fresh_exam_those_before_may_have_taken_another():
+    params = with_draft(exam="esi-x2")
+    plan = params.plans["esi"]
+    moved = plan.model_copy(update={"changes": plan.changes.model_copy(update={"exam": "esi-x2"})})
+    fresh = params.model_copy(update={"plans": {"esi": moved}})
+    assert (fresh.versions[fresh.versions["draft"].parent].exam, outside(fresh, "draft", CASES)) == ("esi-x1", None)
+    assert "versions.v3.exam is 'esi-x1', and releases are decided on esi-x2" in str(outside(fresh, "v3", CASES))
+    assert (fresh.model("draft").parent, fresh.model("draft").compared) == ("v3", None)
+    assert fresh.model("v3").compared == fresh.model("v3").parent
+
+
 def test_a_version_is_outside_if_one_that_it_starts_from_is():
     params = with_draft(profile={"trainer/embedded/steps": 41})
     child = params.versions["v3"].model_copy(update={"parent": "draft"})

@@ -311,7 +311,10 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("merges/blends/v2-v3/density", 0.0, ("merges.blends.v2-v3.density is 0.0",)),
     ("mining/v9", {"task": "esi", "data": "esi-m1"}, ("mining: 'v9' is not a version", "v1, v2, v3")),
     ("mining/v2/data", "esi-x1", ("mining.v2.data: 'esi-x1' is not mine data of esi but exam data of esi", "esi-m1")),
-    ("mining/v2/task", "ekg", ("mining.v2.task: 'ekg' is not the task of the version",)),
+    ("mining/v2/task", "ekg", ("mining.v2.task: 'ekg' is not the task of v2",)),
+    ("resits", {"v9": {"task": "esi", "data": "esi-x2"}}, ("resits: 'v9' is not a version or a merge",)),
+    ("resits", {"v2": {"task": "esi", "data": "esi-m1"}}, ("resits.v2.data: 'esi-m1' is not exam data of esi",)),
+    ("resits", {"v2": {"task": "esi", "data": "esi-x1"}}, ("resits.v2.data is esi-x1, which v2 takes as its exam",)),
     ("merges/blends/v2-v3/weights", [1.0], ("merges.blends.v2-v3.weights",)),
     # comparisons
     (ARMS + "task", "ekg", ("comparisons.recipes.task: 'ekg'", "allowed: esi")),

@@ -51,7 +51,8 @@ def answered(answers, name="v2", mode="direct"):
 def model(**changes):
     fields = {
         "name": "v2", "task": ESI, "folder": paths.adapter(changes.get("name", "v2")), "exam": "x1", "parent": "v1",
-        "data": "d1", "reward": ESI.Reward(), "kind": "version", "parts": ("v2",), "registered": "esi",
+        "compared": "v1", "data": "d1", "reward": ESI.Reward(), "kind": "version", "parts": ("v2",),
+        "registered": "esi",
     }  # fmt: skip
     return Model(**(fields | changes))
 
@@ -210,7 +211,7 @@ def test_equal_answers_give_equal_bytes(reports, tmp_path):
 def test_the_base_has_no_parent_no_tests_and_no_row_that_learned(project):
     folder = paths.report("esi-base")
     folder.mkdir(parents=True)
-    base = model(name="esi-base", kind="base", parts=(), parent=None, data=None)
+    base = model(name="esi-base", kind="base", parts=(), parent=None, compared=None, data=None)
     run = run_of(base, {"direct": MINE})
     write_reports(folder, run, reports_of(run, [], {}))
     report = answers.load_report("esi-base", "direct")
@@ -218,6 +219,15 @@ def test_the_base_has_no_parent_no_tests_and_no_row_that_learned(project):
     assert [row.name for row in report.rows] == ["esi-base", *(f"always {level}" for level in range(1, 6)), "random"]
     assert set(json.loads((folder / "summary.json").read_text())) == {"direct"}
     assert "the base has no parent" in (folder / "report.md").read_text()
+
+
+def test_with_a_parent_that_took_another_exam_nothing_is_compared_and_the_page_says_so(project):
+    folder = paths.report("v2")
+    folder.mkdir(parents=True)
+    run = run_of(model(compared=None), {"direct": MINE})
+    assert answers.load_parent(run, "direct") is None
+    write_reports(folder, run, reports_of(run, [], {}))
+    assert "- Parent: v1; it took another exam, so nothing is compared with it.\n" in (folder / "report.md").read_text()
 
 
 def test_a_placebo_reward_stands_at_the_head_of_the_page(reports, tmp_path):

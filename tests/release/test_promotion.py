@@ -14,10 +14,12 @@ import dolls
 import examined
 import locks
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.artifacts import identity, md5, read_manifest, write_json, write_text
 from clinrl.cli import registry_commands
 from clinrl.config.params import load_params
+from clinrl.data import dataset
 from clinrl.errors import ArtefactError, Busy, GateError, ParamsError, RegistryError, SignatureError
+from clinrl.evaluation import evaluate
 from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, decisions, lineage, moves, promotion, standing
 from clinrl.signing import approval, keys
@@ -736,6 +738,40 @@ def test_a_used_up_budget_refuses_what_is_new_alone(params):
     assert not decisions.decide(plan, "v3").promote
     assert change_control.no_look_left(planned(), "esi") is None
     assert change_control.no_look_left(params, "esi") is None
+
+
+@pytest.mark.long
+@after("v2")
+def test_after_a_used_up_exam_the_champion_takes_a_fresh_one_and_keeps_its_own(params):
+    decisions.decide(planned(budget={"looks": 1}), "v3")
+    x2 = {"datasets": examined.DATASETS | {"x2": examined.DATASETS["x1"] | {"seed": 38}}}
+    versions_on = {"v1": dolls.PARAMS["versions"]["v1"] | {"exam": "x2"}}
+    plan = {"esi": PLAN | {"changes": PLAN["changes"] | {"exam": "x2"}, "budget": PLAN["budget"] | {"looks": 1}}}
+    merges = {"merges": {"folds": examined.MERGES["folds"], "blends": {}}}
+    sections = examined.SECTIONS | x2 | merges | {"plans": plan, "versions": dolls.PARAMS["versions"] | versions_on}
+    fresh = dolls.params(**sections)
+    dataset.stage(fresh, "x2")
+    write_json(paths.data_proof("x2"), {"data": {"name": "x2", "identity": identity(read_manifest(paths.cases("x2")))}})
+    write_text(paths.data_docs("x2") / "index.html", "<html>x2</html>")
+    examined.examine(fresh, "v1", examined.RIGHT)
+    versions.register(fresh, "v1")
+    assert change_control.no_look_left(fresh, "esi") is None
+    with pytest.raises(ArtefactError, match=r"v2 took another exam than x2 .* `v2: {task: esi, data: x2}` to `resits`"):
+        decisions.decide(fresh, "v1")
+
+    fresh = dolls.params(**sections, resits={"v2": {"task": "esi", "data": "x2"}})
+    own = md5(paths.graded("v2"))
+    answered = dolls.answered(fresh, "v2", "x2", examined.GOOD)
+    evaluate.keep(paths.resit("v2"), answered, {"exam": answered.exam_digest, "adapter": answered.adapter_digest})
+    with pytest.raises(ArtefactError, match=r"data/resits/v2 holds other answers of the champion v2 than dvc\.lock"):
+        decisions.decide(fresh, "v1")
+    locks.record(fresh)
+    decision = decisions.decide(fresh, "v1")
+    assert (decision.promote, decision.champion, decision.budget.number) == (True, "v2", 1)
+    assert decision.exam_digest == identity(read_manifest(paths.cases("x2")))
+    assert md5(paths.graded("v2")) == own
+    examined.promote(fresh, "v1", ADA, decision)
+    assert champion() == "v1"
 
 
 @after("v2")

@@ -379,7 +379,7 @@ def test_imports_and_data_sets_are_looked_up_alike(project):
         ({"imports": {"d1": {}}}, "imports.d1 is the name of a data set too"),
         ({"imports": {"n1": {"task": "esl"}}}, "imports.n1.task: 'esl' is not a task; did you mean esi"),
         ({"external": {"v9": {"task": "esi", "data": "x1"}}}, "external: 'v9' is not a version"),
-        ({"external": {"v1": {"task": "esl", "data": "x1"}}}, "external.v1.task: 'esl' is not the task of the version"),
+        ({"external": {"v1": {"task": "esl", "data": "x1"}}}, "external.v1.task: 'esl' is not the task of v1"),
         (
             {"external": {"v1": {"task": "esi", "data": "d1"}}},
             "external.v1.data: 'd1' is not exam data of esi but train",

@@ -162,6 +162,15 @@ EVALUATE = {
         examples="clinrl mine esi-v49",
         also="errors error-analysis mistakes",
     ),
+    "resit": stage(
+        "evaluation.resit",
+        name("NAME", "a version or a merge of params.yaml"),
+        help="let a champion take a fresh exam, so that its gate can compare with it",
+        description="Evaluates NAME on the exam that `resits` in params.yaml names, besides its own. Keeps the answers "
+        "in data/resits/NAME for the decisions on later versions, and writes no report.",
+        examples="clinrl resit esi-v49",
+        also="fresh exam again",
+    ),
     "render": Command(
         help="write pages and figures again from the reports' numbers",
         description="Writes every page (.md) and figure (.png) below data/reports again from the JSON beside it, "

@@ -146,6 +146,8 @@ def outside(params: "Params", version: str, cases: int) -> str | None:
     planned = [place for place, name in enumerate(chain) if name in changes.ancestors]
     says = f"versions.{version}.parent is {spec.parent!r}, which leads to none of {', '.join(changes.ancestors)}"
     found = [] if planned else [says]
+    if spec.exam != changes.exam:  # those before it were decided on the exam of their time
+        found.append(f"versions.{version}.exam is {spec.exam!r}, and releases are decided on {changes.exam}")
     for name in chain[max(planned) + 1 :] if planned else ():
         declared = getattr(params.all_data[params.versions[name].data], "cases", 0)
         found += filter(None, [_outside(params, name, changes, cases if name == version else declared)])
@@ -157,8 +159,6 @@ def outside(params: "Params", version: str, cases: int) -> str | None:
 def _outside(params: "Params", version: str, changes: Changes, cases: int) -> str | None:
     """The same of one version of a lineage, without its name."""
     spec = params.versions[version]
-    if spec.exam != changes.exam:
-        return f"versions.{version}.exam is {spec.exam!r}, and releases are decided on {changes.exam}"
     if cases > changes.most_cases:
         return f"versions.{version}.data is {spec.data!r} with {cases} cases, and most_cases is {changes.most_cases}"
     own = _recipe(params, spec.task, spec.profile)

@@ -22,7 +22,7 @@ MERGED = "-merged"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model to train, evaluate or register: its weights, its exam and its parent, with which it is compared.
+    """A model to train, evaluate or register: its weights, its exam and its parent.
 
     A base has no parent and no training data. A merge has no training data; its parent is the first of its parts.
     """
@@ -33,6 +33,8 @@ class Model:
     parts: tuple[str, ...]
     """The versions that a merge is made of; of a version, itself; of a base, none."""
     parent: str | None
+    compared: str | None
+    """The parent, if it takes the same exam: their answers are compared."""
     data: str | None
     exam: str
     reward: BaseModel
@@ -65,8 +67,8 @@ def resolve(params: "Params", name: str) -> Model:
     if name in params.roots:
         task = get_task(params.roots[name])
         return Model(
-            name=name, kind="base", task=task, parts=(), parent=None, data=None, exam=params.bases[task.name].exam,
-            reward=task.Reward(), folder=paths.adapter(name), registered=task.name,
+            name=name, kind="base", task=task, parts=(), parent=None, compared=None, data=None,
+            exam=params.bases[task.name].exam, reward=task.Reward(), folder=paths.adapter(name), registered=task.name,
             variants=tuple(task.reporting.variants),
         )  # fmt: skip
     merge = params.merges.all.get(name)
@@ -76,13 +78,16 @@ def resolve(params: "Params", name: str) -> Model:
     parts = params.parts(name)
     spec = params.versions[parts[0]]
     task, profile = get_task(spec.task), params.profiles[spec.profile]
+    parent = parts[0] if merge else spec.parent
+    theirs = params.bases[spec.task].exam if parent in params.roots else params.versions[parent].exam
     is_full = isinstance(merge, Fold) or (isinstance(merge, Blend) and not merge.is_adapter)
     return Model(
         name=name,
         kind="merge" if merge else "version",
         task=task,
         parts=parts,
-        parent=parts[0] if merge else spec.parent,
+        parent=parent,
+        compared=parent if theirs == spec.exam else None,
         data=None if merge else spec.data,
         exam=spec.exam,
         reward=task.Reward() if isinstance(profile, SftProfile) else params.reward(parts[0]),

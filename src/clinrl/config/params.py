@@ -39,6 +39,9 @@ class Params(Section):
     """Folds and blends by name."""
     mining: dict[Name, schema.FurtherData] = Field(default_factory=dict)
     """Version to the data set of its error analysis."""
+    resits: dict[Name, schema.FurtherData] = Field(default_factory=dict)
+    """Version or merge to the exam that it takes besides its own: a champion, once releases are decided on a fresh
+    one."""
     imports: dict[Name, schema.ImportSpec] = Field(default_factory=dict)
     """Data sets by name that are read from somebody's records."""
     external: dict[Name, schema.FurtherData] = Field(default_factory=dict)

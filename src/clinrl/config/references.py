@@ -213,11 +213,21 @@ def _check_merge(params: "Params", name: str, merge: schema.Fold | schema.Blend)
 
 
 def _check_further_data(params: "Params") -> None:
-    for section, use, blocks in (("mining", "mine", params.mining), ("external", "exam", params.external)):
+    made = [*params.versions, *params.merges.all]
+    for section, use, blocks, known, noun in (
+        ("mining", "mine", params.mining, params.versions, "a version"),
+        ("external", "exam", params.external, params.versions, "a version"),
+        ("resits", "exam", params.resits, made, "a version or a merge"),
+    ):
         for name, block in blocks.items():
-            check_known(section, name, params.versions, "a version")
-            check_known(f"{section}.{name}.task", block.task, [params.versions[name].task], "the task of the version")
+            check_known(section, name, known, noun)
+            model = params.model(name)
+            check_known(f"{section}.{name}.task", block.task, [model.task.name], f"the task of {name}")
             _check_use(params, f"{section}.{name}.data", block.data, use, block.task)
+            if section == "resits" and block.data == model.exam:
+                raise ParamsError(
+                    f"{section}.{name}.data is {block.data}, which {name} takes as its exam; leave it out"
+                )
 
 
 def _check_protocol(params: "Params", name: str) -> None:

@@ -175,12 +175,12 @@ class Merges(Section):
 
 
 class FurtherData(Section):
-    """An evaluation of one version on data other than its exam: its error analysis, or its external exam."""
+    """An evaluation of a model on data other than its exam: its error analysis, its external exam, or a resit."""
 
     task: str
-    """The task of the version."""
+    """The task of the model."""
     data: str
-    """A data set whose use is mine for an error analysis, exam for an external exam."""
+    """A data set whose use is mine for an error analysis, exam for an external exam or a resit."""
 
 
 class BaseProtocol(Section):

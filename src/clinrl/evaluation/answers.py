@@ -99,7 +99,8 @@ def load_graded(run: Run, mode: str, name: str, folder: Path | None = None) -> t
     differently.
     """
     folder = folder or paths.graded(name)
-    stage = f"evaluate@{name}"
+    group = {paths.mined(name): "mine", paths.resit(name): "resit"}.get(folder, "evaluate")
+    stage = f"{group}@{name}"
     manifest = verified(folder)
     modes = manifest.spec["modes"]
     if mode not in modes:
@@ -142,14 +143,16 @@ def check_answers(task: Task, cases: Sequence[Case], lines: Sequence[Graded], pa
 
 
 def load_parent(run: Run, mode: str) -> Answers | None:
-    """The answers of the parent of a run's model, with those under input variants if there are any; None for a base.
+    """The answers of the parent to the exam of a run, with those under input variants if there are any.
+
+    None for a base, and if the parent takes another exam.
 
     Raises ArtefactError for the same reasons as `load_graded` and `load_variants`.
     """
-    if run.model.parent is None:
+    if run.model.compared is None:
         return None
-    folder = paths.graded(run.model.parent)
-    found, given = load_graded(run, mode, run.model.parent)
+    folder = paths.graded(run.model.compared)
+    found, given = load_graded(run, mode, run.model.compared)
     under = load_variants(run, mode, folder, run.task.reporting.variants)
     whole = {variant: filled(given, lines) for variant, lines in under.items()}
     return replace(found, under={variant: [line.answer for line in lines] for variant, lines in whole.items()})

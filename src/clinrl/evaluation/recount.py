@@ -96,7 +96,7 @@ def _check_scores(run: Run, mode: str, path: Path) -> None:
 def _count(run: Run, mode: str, seen: Estimates) -> dict[str, Any]:
     """The report computed from the answers, without measures by judges and without the rows of simple policies."""
     others, tests = {}, []
-    if run.model.parent is not None and paths.graded(run.model.parent).exists():
+    if run.model.compared is not None and paths.graded(run.model.compared).exists():
         parent = load_parent(run, mode)
         assert parent is not None
         others, tests = rows_of(run, parent), list(compare(run.answers(mode), parent, run.task.compared))

@@ -69,7 +69,9 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
         print(json.dumps(shown | {"modes": dumped, "exam": model.exam, "rows": rows}, indent=2, ensure_ascii=False))
         return
     end = f"Right is {answer_text(right)}" + (f", by the rule {rule}.\n" if rule else ".\n")
-    beside = "beside its parent, the best way to ask the parent, and the best rivals"
+    beside = "beside the best rivals"
+    if model.compared:
+        beside = "beside its parent, the best way to ask the parent, and the best rivals"
     head = f"{model.name} on its exam {model.exam}, {beside}. {reports[0].note}"
     _print("\n".join([*(write(one, is_again=one != episodes[0]) for one in episodes), end, head]))
     tables.show([*rows[0]], rows, as_json=False)
@@ -92,13 +94,11 @@ def _version(params: Params, name: str) -> str:
 
 def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str, Any]]:
     """Table rows for the model, its parent, the parent's best input variant, the best other row, and all rivals."""
-    rows, parent = {row.name: row.metrics for row in report.rows}, str(model.parent)
-    others = [name for name in rows if name != model.name]
-    best = [
-        max((name for name in others if name.startswith(parent) is kin), key=lambda name: rows[name][EXACT].value)
-        for kin in (True, False)
-    ]
-    chosen = {name: rows[name] for name in (model.name, parent, *best)}
+    rows = {row.name: row.metrics for row in report.rows}
+    kin = [name for name in rows if model.compared and name.startswith(model.compared) and name != model.name]
+    others = [name for name in rows if name not in (model.name, *kin)]
+    best = [max(some, key=lambda name: rows[name][EXACT].value) for some in (kin, others) if some]
+    chosen = {name: rows[name] for name in (model.name, model.compared, *best) if name is not None}
     for name, metrics in (chosen | _rivals(params, model, report)).items():
         shares = {metric: percent(metrics[metric]) for metric in model.task.compared if metric in metrics}
         yield {"mode": report.mode, "answered by": name, "n": report.n, **shares}

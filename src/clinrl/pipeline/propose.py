@@ -185,7 +185,8 @@ def propose(
 
     Raises NothingToDraft for the same reasons as `stage`, and ParamsError for a name that is used or invalid.
     """
-    parent = params.versions[report.name]
+    parent, plan = params.versions[report.name], params.plans.get(report.task)
+    exam = plan.changes.exam if plan else parent.exam
     targets = find_missed(report)
     if not targets:
         raise NothingToDraft(
@@ -216,7 +217,7 @@ def propose(
         "task": report.task,
         "parent": report.name,
         "data": f"{name}-data" if dataset else parent.data,
-        "exam": parent.exam,
+        "exam": exam,
         "profile": name,
         "seed": number,
         "why": f"Drafted from the errors of {report.name} on {report.data}: "
@@ -231,7 +232,7 @@ def propose(
         mining_digest=digest(report.model_dump(mode="json")),
         lever=option.name,
         targets=tuple(targets),
-        drafts_on_exam=1 + sum(draft.version["exam"] == parent.exam for draft in before),
+        drafts_on_exam=1 + sum(draft.version["exam"] == exam for draft in before),
         dataset=dataset,
         profile=profile,
         version=version,

@@ -24,6 +24,7 @@ COMMANDS = {
     "train": ("train", "{}"),
     "evaluate": ("evaluate", "{}"),
     "mine": ("mine", "{}"),
+    "resit": ("resit", "{}"),
     "external": ("external", "{}"),
     "protocol-base": ("protocol", "{}"),
     "protocol": ("protocol", "{}"),

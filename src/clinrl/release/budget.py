@@ -114,6 +114,6 @@ def used_up(spent: Account, budget: change_plan.Budget, exam: str) -> str | None
         return None
     return (
         f"the error budget of {exam} is used up: {len(spent.looks)} decisions looked at it, of at most {budget.looks}; "
-        "draw a fresh exam (a data set with `use: exam` and another seed), name it as `exam` in plans, bases and "
-        "versions, and run `dvc repro`"
+        "draw a fresh exam (a data set with `use: exam` and another seed), name it in `plans` and, for the champion, "
+        "in `resits`; docs/release.md has the steps"
     )

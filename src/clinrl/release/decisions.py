@@ -12,6 +12,7 @@ from clinrl import artifacts, paths
 from clinrl.analysis import baselines
 from clinrl.analysis.paired import Answers
 from clinrl.artifacts import md5
+from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError, GateError
@@ -95,7 +96,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     plan, digest = params.plans.get(task), _answered_by(paths.graded(name))
     rivals, look, spent = {}, None, None
     if champion is not None:
-        folder = _champions_answers(params, champion)
+        folder = _champions_answers(params, champion, model, run.exam_digest)
         rivals[form.CHAMPION] = answers(champion.name, folder)
         if plan and digest != champion.digest and not _is_made_of_champion(params, name, champion):
             both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
@@ -164,25 +165,34 @@ def _is_made_of_champion(params: Params, name: str, champion: Entry) -> bool:
     return versions.made_of(champion).get(former) in surpassed(model, lines, held)
 
 
-def _champions_answers(params: Params, champion: Entry) -> Path:
-    """The folder of the champion's answers: the graded ones, or those kept when it was promoted.
+def _champions_answers(params: Params, champion: Entry, model: Model, exam_digest: str) -> Path:
+    """The folder of the champion's answers to the exam of `model`: graded ones, a resit's, or those kept at promotion.
 
-    Raises ArtefactError if neither folder has answers of this adapter, since its name may mean another one by now, or
-    if the answers are neither those that dvc.lock records nor those that its approval names.
+    Raises ArtefactError if no folder has answers of this adapter, since its name may mean another one by now, if it
+    took another exam, or if the answers are neither those that dvc.lock records nor those that its approval names.
     """
-    graded, kept = paths.graded(champion.name), paths.champions_answers(champion.digest)
+    graded, recorded, other_exam = paths.graded(champion.name), lock.outputs(lock.read()), False
     approved = {
         line.body["answers"] for line in audit_log.lines(params) if line.kind == "approval" and is_of(line, champion)
     }
-    for folder in (graded, kept):
+    for folder in (graded, paths.resit(champion.name), paths.champions_answers(champion.digest)):
         if not folder.exists() or _answered_by(folder) != champion.digest:
             continue
-        is_recorded = folder == graded and lock.outputs(lock.read()).get(str(graded)) == md5(graded)
+        if artifacts.read_manifest(folder).inputs["exam"] != exam_digest:
+            other_exam = True
+            continue
+        is_recorded = str(folder) in recorded and recorded[str(folder)] == md5(folder)
         if is_recorded or artifacts.identity(artifacts.verified(folder)) in approved:
             return folder
         raise ArtefactError(
             f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.audit_log()} know; "
             f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
+        )
+    if other_exam:
+        block = f"{champion.name}: {{task: {model.task.name}, data: {model.exam}}}"
+        raise ArtefactError(
+            f"the champion {champion.name} took another exam than {model.exam} now is; add `{block}` to `resits` in "
+            f"params.yaml, and run `dvc repro resit@{champion.name}`"
         )
     raise ArtefactError(
         f"{graded} was answered by another adapter than the champion {champion.name}; bring the "

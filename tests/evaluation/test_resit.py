@@ -1,0 +1,51 @@
+"""A resit: a version takes an exam besides its own, and what it answered there is kept beside its graded answers."""
+
+import shutil
+
+import pytest
+
+import dolls
+from clinrl import paths
+from clinrl.artifacts import identity, md5, read_manifest, write_json
+from clinrl.data import dataset
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation import resit
+
+DATASETS = {**dolls.PARAMS["datasets"], "x2": dolls.PARAMS["datasets"]["x1"] | {"cases": 3, "seed": 12}}
+
+
+def params(**resits):
+    return dolls.params(resits=resits, datasets=DATASETS)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The doll with a version v1, whose adapter is the base's own, and a second validated exam."""
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
+    found = params(v1={"task": "esi", "data": "x2"})
+    dataset.stage(found, "x2")
+    write_json(paths.data_proof("x2"), {"data": {"name": "x2", "identity": identity(read_manifest(paths.cases("x2")))}})
+    return found
+
+
+def test_a_real_model_takes_a_fresh_exam_twice_to_the_same_bytes(project):
+    resit.stage(project, "v1")
+    folder, before = paths.resit("v1"), md5(paths.resit("v1"))
+    assert not paths.graded("v1").exists(), "its own exam is left alone"
+    inputs = read_manifest(folder).inputs
+    assert inputs["adapter"] == identity(read_manifest(paths.adapter("v1")))
+    assert inputs["exam"] == identity(read_manifest(paths.cases("x2")))
+    shutil.rmtree(folder)
+    resit.stage(project, "v1")
+    assert md5(folder) == before
+
+
+def test_a_version_without_a_resit_and_data_that_is_no_exam_are_refused(project):
+    with pytest.raises(ParamsError, match=r"params\.yaml has no resit of 'v2'; did you mean v1"):
+        resit.stage(project, "v2")
+    shutil.rmtree(paths.cases("x2"))
+    shutil.copytree(paths.cases("d1"), paths.cases("x2"))
+    with pytest.raises(ArtefactError, match="is drawn from the train pool; a resit is of exam data"):
+        resit.stage(project, "v1")
