@@ -1,5 +1,6 @@
 """Checks what a block of params.yaml says of other blocks and of its task."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -56,6 +57,15 @@ def _check_bases(params: "Params") -> None:
         _check_turns(f"bases.{task}.embedded", task, base.embedded)
         _check_turns(f"bases.{task}.full", task, base.full)
         _check_use(params, f"bases.{task}.exam", base.exam, "exam", task)
+        for name, quality in get_task(task).reporting.qualities.items():
+            _check_judges(params, task, quality.asks, f"the measure {name} of every exam")
+
+
+def _check_judges(params: "Params", task: str, asked: Iterable[str], by: str) -> None:
+    """Refuse a base at the active scale without a judge that a measure or a reward asks."""
+    for judge in asked:
+        if judge != "encoder" and judge not in params.base(task).judges:
+            raise ParamsError(f"bases.{task}.{params.scale}.judges has no {judge}, which {by} asks; add it there")
 
 
 def _check_data(params: "Params") -> None:
@@ -138,6 +148,7 @@ def _check_recipe(params: "Params", name: str, version: schema.VersionSpec) -> N
         _check_sft(at, profile, task)
         return
     reward: Any = params.reward(name)
+    _check_judges(params, version.task, task.asks.models(reward), f"{at}.reward")
     for scale, trainer in profile.trainer.items():
         if isinstance(profile, RejectionProfile):
             _check_rejection(f"{at}.trainer.{scale}", trainer, task, reward.high)
