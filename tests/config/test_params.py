@@ -457,6 +457,12 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("versions/" + "v" * 42, VALID["versions"]["v1"], ("is not a name",)),
     ("versions/my-base", VALID["versions"]["v1"], ("versions.my-base is a reserved name",)),
     ("versions/data", VALID["versions"]["v1"], ("versions.data is a reserved name",)),
+    ("versions/retrain-esi", VALID["versions"]["v1"], ("versions.retrain-esi is a reserved name", "schedules.esi")),
+    (
+        "comparisons/retrain-esi",
+        next(iter(VALID["comparisons"].values())),
+        ("comparisons.retrain-esi is a reserved name", "built/retrain-esi"),
+    ),
     # bases
     ("bases/esl", VALID["bases"]["esi"], ("'esl'", "not a task", "did you mean esi?")),
     ("bases/esi/exam", "esi-x9", ("bases.esi.exam: 'esi-x9' is not ", "did you mean esi-x1?")),

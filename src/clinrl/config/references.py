@@ -286,6 +286,9 @@ def _check_gate(params: "Params", at: str, task: str, gate: schema.Gate) -> None
 
 def _check_schedule(params: "Params", at: str, task: str, schedule: schema.Schedule) -> None:
     check_known("schedules", task, params.gates, "a task with a gate")
+    for key, names in (("versions", params.versions), ("comparisons", params.comparisons)):
+        if (own := f"retrain-{task}") in names:  # `python -m flows build` would write over the branch of that name
+            raise ParamsError(f"{key}.{own} is a reserved name: schedules.{task} hands over built/{own}; take another")
     if schedule.draft and task not in params.plans:
         raise ParamsError(f"{at}.draft is true, but plans has no {task}; say there what a draft may change")
     if schedule.draft and params.gates[task].rebuilt:
