@@ -116,7 +116,7 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
     else:
         get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
     draft = drafts.find(newest := versions[-1])
-    if draft is not None and not paths.adapter(newest).exists() and (why := change_plan.outside(params, newest, 0)):
+    if draft is not None and not paths.adapter(newest).exists() and (why := change_plan.outside(params, newest)):
         return drop_draft(draft, why)  # before it trains for hours
     for version in versions:
         try:

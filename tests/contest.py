@@ -51,6 +51,9 @@ PRIMARY: dict[str, Any] = {
     "discordant": 0.4, "seed_sd": 2.0, "design_effect": 1.5,
 }  # fmt: skip
 """What the comparison is not registered for, unless a test says so."""
+BASE: dict[str, Any] = dolls.PARAMS["bases"]["esi"]
+SIZES = {name: size for name, size in BASE["embedded"].items() if name not in ("template", "cases", "forget")}
+JUDGES = {"embedded": {"second_judge": SIZES | {"lessons": 8}}, "full": {"second_judge": BASE["full"]}}
 Reader = tuple[float, float]
 """How often the label is right, and how often a gold sentence is said."""
 
@@ -72,9 +75,10 @@ def mapping() -> dict[str, Any]:
     recipe = {"method": "sft", "modes": ["think"], "lora": LORA, "trainer": trainer}
     versions = {f"{name}-{seed}": (name, seed) for name in RECIPES for seed in SEEDS}
     versions |= {"blind-1": ("blind", 1), "terse-1": ("terse", 1)}
+    judges = {scale: BASE[scale] | {"judges": asked} for scale, asked in JUDGES.items()}
     return {
         "scale": "embedded",
-        "bases": {"imaging": dolls.PARAMS["bases"]["esi"] | {"exam": "x1"}},
+        "bases": {"imaging": BASE | {"exam": "x1"} | judges},
         "modes": dolls.PARAMS["modes"],
         "datasets": {
             "d1": data | {"use": "train", "mix": "natural", "cases": 60, "seed": 7},

@@ -111,7 +111,8 @@ def test_a_reward_that_asks_models_is_measured_with_those_of_the_project(project
     from bench import rewards
 
     base = toys.PARAMS["bases"]["toy"]
-    small = base | {"embedded": base["embedded"] | {"cases": 20, "steps": 4}}
+    judges = dict.fromkeys(("judge", "second_judge"), base["embedded"]["judges"]["judge"])
+    small = base | {"embedded": base["embedded"] | {"cases": 20, "steps": 4, "judges": judges}}
     content = {name: toys.PARAMS[name] for name in ("scale", "modes")} | {"profiles": {}, "versions": {}}
     data = {"task": "imaging", "task_version": 1, "mix": "reporting", "use": "exam", "cases": 24, "seed": 2}
     YAML(typ="safe").dump(content | {"bases": {"imaging": small}, "datasets": {"x1": data}}, Path("params.yaml"))

@@ -11,8 +11,6 @@ from clinrl.config.change_plan import Allowed, outside
 from clinrl.config.params import Params
 from valid_params import VALID
 
-CASES = 4000
-
 
 def with_draft(*, profile: dict[str, Any] | None = None, **version: Any) -> Params:
     """The valid file with a version `draft`: v3 with another recipe, or with other fields."""
@@ -32,7 +30,7 @@ def with_draft(*, profile: dict[str, Any] | None = None, **version: Any) -> Para
 
 @pytest.mark.parametrize("version", ["v1", "v2", "v3"])
 def test_what_the_plan_names_is_inside(version):
-    assert outside(Params.model_validate(VALID), version, CASES) is None
+    assert outside(Params.model_validate(VALID), version) is None
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,7 @@ def test_what_the_plan_names_is_inside(version):
     ],
 )
 def test_a_field_of_the_plan_may_change_within_its_range(profile):
-    assert outside(with_draft(profile=profile), "draft", CASES) is None
+    assert outside(with_draft(profile=profile), "draft") is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def test_a_field_of_the_plan_may_change_within_its_range(profile):
     ],
 )
 def test_a_field_that_leaves_the_plan_is_named(profile, names):
-    said = outside(with_draft(profile=profile), "draft", CASES)
+    said = outside(with_draft(profile=profile), "draft")
     assert said is not None
     assert said.startswith(f"draft is outside plans.esi.changes: {names}")
     assert said.endswith("; change the plan, or the version")
@@ -78,19 +76,20 @@ def test_a_field_is_held_to_its_own_range_and_not_to_that_of_the_mapping_around_
     plan = params.plans["esi"]
     fields = {path: Allowed(**allowed[path]) for path in sorted(allowed, key=lambda path: path != first)}
     changed = plan.model_copy(update={"changes": plan.changes.model_copy(update={"fields": fields})})
-    said = outside(params.model_copy(update={"plans": {"esi": changed}}), "draft", CASES)
+    said = outside(params.model_copy(update={"plans": {"esi": changed}}), "draft")
     assert "profiles.draft.trainer.embedded.lr is 0.005, and must be at most 0.004; change" in said
 
 
 def test_what_is_no_recipe_has_its_field_too():
     assert "versions.draft.exam is 'esi-x2', and releases are decided on esi-x1" in str(
-        outside(with_draft(exam="esi-x2"), "draft", CASES)
+        outside(with_draft(exam="esi-x2"), "draft")
     )
     assert "versions.draft.parent is 'esi-base', which leads to none of v1" in str(
-        outside(with_draft(parent="esi-base"), "draft", CASES)
+        outside(with_draft(parent="esi-base"), "draft")
     )
+    many = {**VALID["datasets"], "esi-d1": {**VALID["datasets"]["esi-d1"], "cases": 4001}}
     assert "versions.v3.data is 'esi-d1' with 4001 cases, and most_cases is 4000" in str(
-        outside(with_draft(), "v3", CASES + 1)
+        outside(Params.model_validate(VALID | {"datasets": many}), "v3")
     )
 
 
@@ -109,18 +108,30 @@ def test_a_version_is_outside_if_one_that_it_starts_from_is():
     params = with_draft(profile={"trainer/embedded/steps": 41})
     child = params.versions["v3"].model_copy(update={"parent": "draft"})
     heir = params.model_copy(update={"versions": {**params.versions, "heir": child}})
-    assert "heir is outside plans.esi.changes: profiles.draft.trainer.embedded.steps is 41" in outside(heir, "heir", 1)
+    assert "heir is outside plans.esi.changes: profiles.draft.trainer.embedded.steps is 41" in outside(heir, "heir")
     many = params.datasets["esi-d1"].model_copy(update={"cases": 4001})
     params = Params.model_validate(VALID)
     heir = params.versions["v3"].model_copy(update={"parent": "v2"})
     versions = {**params.versions, "v3": heir}
     params = params.model_copy(update={"datasets": {**params.datasets, "esi-d1": many}, "versions": versions})
-    assert "v3 is outside plans.esi.changes: versions.v2.data is 'esi-d1' with 4001 cases" in outside(params, "v3", 1)
+    assert "v3 is outside plans.esi.changes: versions.v2.data is 'esi-d1' with 4001 cases" in outside(params, "v3")
+
+
+def test_imported_cases_are_counted_of_every_version_after_the_plan_s():
+    imported = {"task": "esi", "task_version": VALID["datasets"]["esi-d1"]["task_version"], "use": "train"}
+    versions = {name: {**VALID["versions"][name], "data": f"from-{name}"} for name in ("v1", "v2", "v3")}
+    versions["v3"]["parent"] = "v2"
+    sources = {spec["data"]: {**imported, "source": "records.csv"} for spec in versions.values()}
+    params = Params.model_validate(VALID | {"imports": sources, "versions": versions, "comparisons": {}})
+    cases = {"from-v2": 4001, "from-v3": 4000}  # v1 is the plan's own
+    assert "versions.v2.data is 'from-v2' with 4001 cases" in outside(params, "v3", cases.__getitem__)
+    assert outside(params, "v3", (cases | {"from-v2": 4000}).__getitem__) is None
+    assert outside(params, "v3") is None  # before they are read
 
 
 def test_without_a_plan_everything_is_inside():
     params = with_draft(profile={"trainer/embedded/steps": 41}).model_copy(update={"plans": {}})
-    assert outside(params, "draft", 10**6) is None
+    assert outside(params, "draft") is None
 
 
 @given(low=st.floats(-1, 1), high=st.floats(-1, 1), value=st.floats(-2, 2))

@@ -87,6 +87,12 @@ def test_a_refusal_names_the_file(
     assert error.count("\n") == 1
 
 
+def test_a_gate_that_no_exam_is_large_enough_for_is_a_warning(split: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(split.parent / "params.yaml", lambda content: content["gates"]["esi"].update(least_cases=10**6))
+    assert cli.main(["check", "--params", str(split)]) == 0
+    assert "clinrl: gates.esi.least_cases is 1000000, but the exam esi-x1 has " in capsys.readouterr().err
+
+
 def test_a_file_that_dvc_does_not_merge_is_refused(split: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (split.parent / "dvc.yaml").write_text("vars: [params/audit.yaml, params/drafts.yaml, params/esi.yaml]\n")
     assert cli.main(["check", "--params", str(split)]) == 2

@@ -153,8 +153,8 @@ def test_a_change_plan_sees_the_numbers_that_are_trained_with() -> None:
     mapping["profiles"]["hot"] = copy.deepcopy(mapping["profiles"]["grpo"])
     mapping["versions"]["v3"]["profile"] = "hot"
     del mapping["comparisons"]  # its rows are of one recipe
-    assert change_plan.outside(parse({Path("params.yaml"): mapping}), "v3", 100) is None
+    assert change_plan.outside(parse({Path("params.yaml"): mapping}), "v3") is None
     mapping["bases"]["esi"]["full"]["recipes"] = {"hot": {"max_grad_norm": 9.0}}
-    found = change_plan.outside(parse({Path("params.yaml"): mapping}), "v3", 100)
+    found = change_plan.outside(parse({Path("params.yaml"): mapping}), "v3")
     assert found is not None
     assert "profiles.hot.trainer.full.max_grad_norm is 9.0, not None as in grpo" in found

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 import contest
-from clinrl.config.params import HubBase, Params, SftTrainer, load_params
+from clinrl.config.files import read_files
+from clinrl.config.params import HubBase, Params, SftTrainer, load_params, parse
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.tasks.base import get_task
@@ -71,6 +72,22 @@ def test_the_projects_own_file_loads():
     for version in params.versions:
         assert params.lineage(version)[-1] == version
         assert params.trainer(params.versions[version].profile).steps >= 1
+
+
+@pytest.mark.parametrize("scale", ["embedded", "full"])
+@pytest.mark.parametrize(
+    ("judge", "by"),
+    [("second_judge", "the measure second_opinion of every exam"), ("judge", r"profiles\..*\.reward")],
+)
+def test_a_base_without_a_judge_that_is_asked_is_refused(scale, judge, by):
+    contents = read_files(ROOT / "params.yaml")
+    contents[ROOT / "params.yaml"]["scale"] = scale
+    base = contents[ROOT / "params/imaging.yaml"]["bases"]["imaging"]
+    base["embedded" if scale == "full" else "full"].pop("judges")  # at the other scale none is asked
+    parse(contents)
+    base[scale]["judges"].pop(judge)
+    with pytest.raises(ParamsError, match=rf"bases\.imaging\.{scale}\.judges has no {judge}, which {by} asks"):
+        parse(contents)
 
 
 def test_lookups_follow_the_scale():
@@ -443,6 +460,12 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("versions/" + "v" * 42, VALID["versions"]["v1"], ("is not a name",)),
     ("versions/my-base", VALID["versions"]["v1"], ("versions.my-base is a reserved name",)),
     ("versions/data", VALID["versions"]["v1"], ("versions.data is a reserved name",)),
+    ("versions/retrain-esi", VALID["versions"]["v1"], ("versions.retrain-esi is a reserved name", "schedules.esi")),
+    (
+        "comparisons/retrain-esi",
+        next(iter(VALID["comparisons"].values())),
+        ("comparisons.retrain-esi is a reserved name", "built/retrain-esi"),
+    ),
     # bases
     ("bases/esl", VALID["bases"]["esi"], ("'esl'", "not a task", "did you mean esi?")),
     ("bases/esi/exam", "esi-x9", ("bases.esi.exam: 'esi-x9' is not ", "did you mean esi-x1?")),

@@ -36,7 +36,7 @@ from clinrl.tasks.base import (
     parts_of,
     task_names,
 )
-from clinrl.tasks.parts import Request, Share, Statistic, no_requests
+from clinrl.tasks.parts import Request, Share, Statistic
 from clinrl.types import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, transcript_of
 from recipes import NAMED
 
@@ -129,7 +129,7 @@ def test_a_published_protocol_is_about_what_the_task_has(name: str) -> None:
     assert task.episodes is not None
     assert found.mix in task.checks.mixes
     assert set(found.levels) <= {task.reporting.slices[found.by](case) for case in sample(name, "exam")}
-    assert task.reporting.qualities[found.quality].requests is no_requests
+    assert not task.reporting.qualities[found.quality].asks
     assert isinstance(task.metrics[found.statistic], Statistic)
     assert all(set(figures) <= set(found.levels) for figures in found.printed.values())
     assert isinstance(found.theirs, task.Reward)
@@ -354,7 +354,7 @@ def test_a_transcript_without_a_turn_of_the_model_is_unreadable(name: str, roles
     transcript = Transcript(messages=tuple(Message(role=role, content=said) for role in roles), stop="max_tokens")
     assert isinstance(task.parse(transcript), Unreadable)
     for quality in task.reporting.qualities.values():
-        if quality.requests is no_requests:
+        if not quality.asks:
             quality.of(case, transcript, {})  # raises nothing
 
 
@@ -477,6 +477,7 @@ def test_qualities_are_between_nothing_and_all_or_counts(name: str) -> None:
         for case in sample(name)[:20]:
             for turn in (task.gold(case, thinking=True).messages[-1], Message(role="assistant", content="")):
                 asks = quality.requests(case, transcript_of(turn))
+                assert {ask.model for ask in asks} <= set(quality.asks)
                 value = quality.of(case, transcript_of(turn), {ask: stand_in(task, ask) for ask in asks})
                 assert value is None or 0 <= value <= (math.inf if quality.counts else 1)
 

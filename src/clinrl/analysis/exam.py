@@ -17,7 +17,7 @@ from clinrl.analysis.run import Run, clusters_of
 from clinrl.intervals import Paired, bootstrap, mean, rate, rounded
 from clinrl.tasks.base import GIVEN, Task, as_variant, get_task, parts_of
 from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import NO_RESPONSES, Quality, Responses, Share, Statistic, no_requests
+from clinrl.tasks.parts import NO_RESPONSES, Quality, Responses, Share, Statistic
 from clinrl.types import Case, Estimate, Graded, Strict, Transcript, Unreadable
 
 UNREADABLE = "unreadable"
@@ -296,7 +296,7 @@ def _variants(run: Run, graded: Mapping[str, Sequence[Graded]]) -> dict[str, Est
     others = {line.case_id for variant, lines in graded.items() if variant != GIVEN for line in lines}
     chosen = [name for name in task.reporting.headline if isinstance(task.metrics.get(name), Statistic)]
     metrics = {name: task.metrics[name] for name in (*task.compared, *chosen)}
-    plain = {name: quality for name, quality in task.reporting.qualities.items() if quality.requests is no_requests}
+    plain = {name: quality for name, quality in task.reporting.qualities.items() if not quality.asks}
     found = {}
     for variant, lines in graded.items():
         kept = [line for line in lines if line.case_id in others]

@@ -324,7 +324,7 @@ SETUP = {
     "check": Command(
         help="check params.yaml",
         description="Reads params.yaml within limits of size, depth and length, and checks every name, value and "
-        "reference. Says nothing, or what is wrong first.",
+        "reference. Says nothing, or what is wrong first. Warns of a gate that asks for more cases than an exam has.",
         examples="clinrl check\nclinrl check --params trial.yaml",
         runs="cli.stage_commands:check",
         takes=("source",),

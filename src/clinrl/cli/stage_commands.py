@@ -17,9 +17,16 @@ HEAVY = ("train", "evaluate")
 
 
 def check(source: Path) -> None:
-    """Check params.yaml. Raises ParamsError for the first error."""
+    """Check params.yaml, and warn of a gate that an exam cannot meet. Raises ParamsError for the first error."""
     _guard()
-    dvc_yaml.check(source)
+    params = dvc_yaml.check(source)
+    for exam, task in sorted({(version.exam, version.task) for version in params.versions.values()}):
+        data, gate = params.datasets.get(exam), params.gates.get(task)
+        if data and gate and data.cases < gate.least_cases:  # no refusal: a project to try out may release nothing
+            echo(
+                f"gates.{task}.least_cases is {gate.least_cases}, but the exam {exam} has {data.cases} cases, so no "
+                "version that takes it can be released; draw more cases, or ask for fewer"
+            )
 
 
 def stage(source: Path, address: str) -> int:

@@ -5,7 +5,7 @@ After the predetermined change control plan of the FDA (guidance for AI-enabled 
 and an impact assessment (`impact`). Anything that a plan does not name stays as it is until a person changes the plan.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
@@ -133,11 +133,11 @@ def check(params: "Params", task: str) -> None:
     check_all(f"{at}.protocol.not_worse", protocol.not_worse, others, f"another share of {task}")
 
 
-def outside(params: "Params", version: str, cases: int) -> str | None:
+def outside(params: "Params", version: str, count: Callable[[str], int] = lambda data: 0) -> str | None:
     """The field in which a version is outside its task's plan, as a sentence; None if it is inside, or without a plan.
 
-    Each version after the last ancestor that the plan names must be inside. `cases` is the number of training cases of
-    `version`; for those before it, the number that params.yaml asks for.
+    Each version after the last ancestor that the plan names must be inside. `count` returns the number of cases of an
+    imported data set, which params.yaml does not say; by default they are not counted.
     """
     spec = params.versions[version]
     if spec.task not in params.plans:
@@ -149,8 +149,8 @@ def outside(params: "Params", version: str, cases: int) -> str | None:
     if spec.exam != changes.exam:  # those before it were decided on the exam of their time
         found.append(f"versions.{version}.exam is {spec.exam!r}, and releases are decided on {changes.exam}")
     for name in chain[max(planned) + 1 :] if planned else ():
-        declared = getattr(params.all_data[params.versions[name].data], "cases", 0)
-        found += filter(None, [_outside(params, name, changes, cases if name == version else declared)])
+        drawn = params.datasets.get(data := params.versions[name].data)
+        found += filter(None, [_outside(params, name, changes, drawn.cases if drawn else count(data))])
     if found:
         return f"{version} is outside plans.{spec.task}.changes: {found[0]}; change the plan, or the version"
     return None

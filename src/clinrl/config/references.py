@@ -1,5 +1,6 @@
 """Checks what a block of params.yaml says of other blocks and of its task."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -56,6 +57,15 @@ def _check_bases(params: "Params") -> None:
         _check_turns(f"bases.{task}.embedded", task, base.embedded)
         _check_turns(f"bases.{task}.full", task, base.full)
         _check_use(params, f"bases.{task}.exam", base.exam, "exam", task)
+        for name, quality in get_task(task).reporting.qualities.items():
+            _check_judges(params, task, quality.asks, f"the measure {name} of every exam")
+
+
+def _check_judges(params: "Params", task: str, asked: Iterable[str], by: str) -> None:
+    """Refuse a base at the active scale without a judge that a measure or a reward asks."""
+    for judge in asked:
+        if judge != "encoder" and judge not in params.base(task).judges:
+            raise ParamsError(f"bases.{task}.{params.scale}.judges has no {judge}, which {by} asks; add it there")
 
 
 def _check_data(params: "Params") -> None:
@@ -138,6 +148,7 @@ def _check_recipe(params: "Params", name: str, version: schema.VersionSpec) -> N
         _check_sft(at, profile, task)
         return
     reward: Any = params.reward(name)
+    _check_judges(params, version.task, task.asks.models(reward), f"{at}.reward")
     for scale, trainer in profile.trainer.items():
         if isinstance(profile, RejectionProfile):
             _check_rejection(f"{at}.trainer.{scale}", trainer, task, reward.high)
@@ -285,6 +296,9 @@ def _check_gate(params: "Params", at: str, task: str, gate: schema.Gate) -> None
 
 def _check_schedule(params: "Params", at: str, task: str, schedule: schema.Schedule) -> None:
     check_known("schedules", task, params.gates, "a task with a gate")
+    for key, names in (("versions", params.versions), ("comparisons", params.comparisons)):
+        if (own := f"retrain-{task}") in names:  # `python -m flows build` would write over the branch of that name
+            raise ParamsError(f"{key}.{own} is a reserved name: schedules.{task} hands over built/{own}; take another")
     if schedule.draft and task not in params.plans:
         raise ParamsError(f"{at}.draft is true, but plans has no {task}; say there what a draft may change")
     if schedule.draft and params.gates[task].rebuilt:

@@ -19,7 +19,7 @@ from clinrl.artifacts import canonical_json, md5, read_record, remake, write_tex
 from clinrl.errors import ArtefactError
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import NO_RESPONSES, Share, no_requests
+from clinrl.tasks.parts import NO_RESPONSES, Share
 from clinrl.types import Case, Graded, Strict, Unreadable
 
 
@@ -77,7 +77,7 @@ def _given(task: Task, cases: Sequence[Case], lines: Sequence[Graded], variant: 
     qualities = {
         name: tuple(quality.of(case, transcript, NO_RESPONSES) for case, transcript in pairs)
         for name, quality in task.reporting.qualities.items()
-        if quality.requests is no_requests and not any(map(is_imported, cases))
+        if not quality.asks and not any(map(is_imported, cases))
     }
     return Given(answers=tuple(line.answer for line in lines), qualities=qualities)
 

@@ -33,7 +33,6 @@ from clinrl.evaluation.answers import (
 )
 from clinrl.evaluation.evaluate import grade, seen_by
 from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import no_requests
 
 TOLERANCE = 1e-6
 """Bootstrap intervals may differ in their last digits on another machine; no page shows a difference as small."""
@@ -101,7 +100,7 @@ def _count(run: Run, mode: str, seen: Estimates) -> dict[str, Any]:
         assert parent is not None
         others, tests = rows_of(run, parent), list(compare(run.answers(mode), parent, run.task.compared))
     measures = run.task.reporting.qualities.items()
-    qualities = {name: quality for name, quality in measures if quality.requests is no_requests}
+    qualities = {name: quality for name, quality in measures if not quality.asks}
     return build(run, mode, others=others, tests=tests, qualities=qualities, seen=seen).model_dump(mode="json")
 
 

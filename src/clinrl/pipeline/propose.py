@@ -152,8 +152,8 @@ def stage(
             written = dict(files.get(DRAFTS, {}))
             for section, entry in entries(drafted, params).items():
                 written[section] = {**written.get(section, {}), **entry}
-            after, cases = parse({**files, DRAFTS: written}), (drafted.dataset or {}).get("cases", 0)
-            if not is_planned or not (why := change_plan.outside(after, drafted.name, cases)):
+            after = parse({**files, DRAFTS: written})
+            if not is_planned or not (why := change_plan.outside(after, drafted.name)):
                 break
             outside[drafted.lever] = why
         write_json(paths.draft(drafted.name), drafted.model_dump(mode="json"))

@@ -76,8 +76,8 @@ def read(source: Path = Path(PARAMS)) -> dict[str, Stage]:
         raise ArtefactError(f"{PIPELINE} is no pipeline that DVC would run; `dvc status` says why") from None
 
 
-def check(source: Path) -> None:
-    """Refuse invalid parameters, and those that dvc.yaml would not find or does not track.
+def check(source: Path) -> Params:
+    """Return the parameters. Refuse invalid ones, and those that dvc.yaml would not find or does not track.
 
     Raises ParamsError, and ArtefactError as `read` does.
     """
@@ -99,6 +99,7 @@ def check(source: Path) -> None:
             for named, values in stage.params.items():
                 if missing := next((key for key, value in values.items() if value is ABSENT), None):
                     raise ParamsError(f"{stage.address} reads {missing} in {named}, where it is not; move it there")
+    return params
 
 
 def _blocks(params: Params) -> Iterator[tuple[str, DatasetSpec | VersionSpec]]:

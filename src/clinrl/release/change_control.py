@@ -42,7 +42,7 @@ def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str |
 def outside_plan(params: Params, name: str) -> str | None:
     """A sentence that says why a version, or a part of a merge, is outside its task's plan; None if none is.
 
-    Raises ArtefactError if training cases are missing or altered.
+    Raises ArtefactError if imported training cases are missing or altered.
     """
     task = params.model(name).task
     plan = params.plans.get(task.name)
@@ -51,11 +51,11 @@ def outside_plan(params: Params, name: str) -> str | None:
             f"{name} is outside plans.{task.name}.changes: it is a blend, whose weights nothing there limits, and "
             "ancestors does not name it; change the plan"
         )
-    for part in params.parts(name) if plan else ():
-        cases = read_cases(paths.cases(params.versions[part].data), task)
-        if reason := change_plan.outside(params, part, sum(1 for _ in cases)):
-            return reason
-    return None
+
+    def count(data: str) -> int:
+        return sum(1 for _ in read_cases(paths.cases(data), task))
+
+    return next(filter(None, (change_plan.outside(params, part, count) for part in params.parts(name))), None)
 
 
 def no_look_left(params: Params, task: str) -> str | None:

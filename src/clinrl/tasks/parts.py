@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from clinrl.intervals import Counts
-from clinrl.types import Case, Score, Strict, Transcript, Unreadable
+from clinrl.types import Score, Strict, Transcript, Unreadable
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -82,11 +82,6 @@ Responses = Mapping[Request, Any]
 NO_RESPONSES: Responses = MappingProxyType({})
 
 
-def no_requests(case: Case, transcript: Transcript) -> Sequence[Request]:
-    """The requests of a measure that needs no model: none."""
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """A mean over cases of a measure of the whole transcript, not of the answer alone."""
@@ -95,7 +90,9 @@ class Quality:
     """In [0, 1], or from 0 on if `counts`; None for a case outside the denominator."""
     worse: str
     """Which direction is worse: "higher" or "lower"."""
-    requests: Callable[[Any, Transcript], Sequence[Request]] = no_requests
+    asks: tuple[Literal["encoder", "judge", "second_judge"], ...] = ()
+    """The models that `requests` asks; empty: `of` needs no model. A base without one of these judges is refused."""
+    requests: Callable[[Any, Transcript], Sequence[Request]] = lambda case, transcript: ()
     """The requests whose responses `of` needs."""
     counts: bool = False
     """The measure is a number of things, not a share of them."""

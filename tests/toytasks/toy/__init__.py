@@ -161,7 +161,7 @@ class Toy(Task):
     reporting = Reporting(
         headline=("exact", "dangerous", "agreement", "similarity", "no_parse"),
         row_metrics=("exact", "agreement"),
-        qualities={"similarity": Quality(of=_similarity, worse="lower", requests=_encoded)},
+        qualities={"similarity": Quality(of=_similarity, worse="lower", asks=("encoder",), requests=_encoded)},
         variants={"no-evidence": bare},
         slices={"rule": lambda case: case.key.rule},
         cluster=lambda case: case.key.topic,

@@ -92,7 +92,7 @@ QUALITIES: Final[Mapping[str, Quality]] = {
     "contradiction": Quality(of=contradiction, worse="higher", says="share of texts with a false statement"),
     "citation_validity": Quality(of=citation_validity, worse="lower"),
     "citation_truth": Quality(of=partial(_recall, cites=True), worse="lower"),
-    "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_requests),
+    "second_opinion": Quality(of=second_opinion, worse="lower", asks=(SECOND,), requests=second_requests),
 }
 """Shares of cases or means over cases, all in [0, 1]."""
 
