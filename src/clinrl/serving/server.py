@@ -216,10 +216,9 @@ class Service:
             written = _completion(piece)
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}
             turn = read_turn(written.text, is_opened)
-            for one in answer.more(turn):
-                yield one
+            last = [*answer.end(turn, written.stop, written.tokens, with_usage=usage)]
             self._note(answer.id, ask, version, turn)
-            for one in answer.end(written.stop, written.tokens, with_usage=usage):
+            for one in last:
                 yield one
         except Refusal as refusal:
             request.scope["clinrl"] |= {"error": refusal.status}
