@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from clinrl.cli import main as cli
 from clinrl.errors import OutOfMemory, Refused
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
+from clinrl.runtime import guard
 from clinrl.runtime.guard import Fence
 from clinrl.serving import backends, server
 from clinrl.serving.server import Bounds
@@ -429,3 +431,18 @@ def test_what_is_being_stopped_lets_nothing_new_in_and_ends_what_runs(project: A
         assert httpx.get(one.url.replace("/v1", "/health")).status_code == 503
         going.set()
         assert runs.result().status_code == 200
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_what_runs_with_an_error(project: Any) -> None:
+    with running(project) as one, held(one) as (entered, _), ThreadPoolExecutor(2) as pool:
+        url = f"{one.url}/chat/completions"
+        stream, whole = (pool.submit(httpx.post, url, json=body(stream=how), timeout=60) for how in (True, False))
+        assert entered.wait(60)
+        eventually(lambda: one.service.in_flight == 2)
+        for _ in range(2):
+            one.server.handle_exit(signal.SIGTERM, None)
+        answers = stream.result(), whole.result()
+        assert [answer.status_code for answer in answers] == [200, 503]
+        for answer in answers:
+            assert json.loads(answer.text.split("data: ")[-1])["error"]["message"] == guard.STOPPED

@@ -28,7 +28,7 @@ from clinrl.errors import EngineError, OutOfMemory, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
 from clinrl.runtime import determinism
-from clinrl.runtime.guard import Fence, Impatient, Limits, address_of, listen
+from clinrl.runtime.guard import STOPPED, Fence, Impatient, Limits, address_of, listen
 from clinrl.serving.backends import Job, Local, Remote
 from clinrl.serving.live import POLL_S, Live, Version
 from clinrl.serving.protocol import Answer, ChatRequest, Refusal, error, event, read, refused, settled
@@ -47,7 +47,6 @@ SPARE_CONNECTIONS: Final = 256
 ENDING_S: Final = 5.0
 """Seconds that the end waits for the thread that checks the registry, which may be copying a model."""
 CHAT: Final = "/v1/chat/completions"
-STOPPED: Final = "this server is being stopped; ask another, or later"
 
 
 class Bounds(NamedTuple):
@@ -282,9 +281,6 @@ def logged(app: ASGIApp) -> ASGIApp:
 
         try:
             await app(scope, receive, noting)
-        except asyncio.CancelledError:  # by a second signal
-            if not status:
-                await refused(503, STOPPED)(scope, receive, noting)
         finally:
             is_chat = scope["path"] == CHAT
             if is_chat or not 0 < status < 400:
