@@ -248,13 +248,14 @@ def test_bodies_routes_hosts_and_pages_of_others_are_refused_alike(served: Runni
         (413, httpx.post(url, content=b" " * (server.BODY_BYTES + 1))),
         (404, httpx.get(f"{served.url}/embeddings")),
         (404, httpx.post(f"{url}%0A", json=body())),
+        (404, httpx.post(f"{url}/", json=body())),
         (405, httpx.get(url)),
         (403, httpx.post(url, json=body(), headers={"Origin": "http://evil.example"})),
         (403, httpx.post(url, json=body(), headers={"Host": "evil.example"})),
     ]
     for status, answer in refused:
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
-    assert refused[3][1].headers["allow"] == "POST"
+    assert refused[4][1].headers["allow"] == "POST"
 
 
 def test_an_answer_may_come_back_as_history(served: Running) -> None:
@@ -413,7 +414,8 @@ def test_nothing_that_a_client_sends_is_written_down(served: Running, capfd: Any
     fence = server.logged(Fence(served.service))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "read", lambda _: (_ for _ in ()).throw(RuntimeError(CANARY)))
-        assert TestClient(fence, base_url="http://localhost").post("/v1/chat/completions").status_code == 500
+        failed = TestClient(fence, base_url="http://localhost").post("/v1/chat/completions")
+        assert (failed.status_code, failed.json()["error"]["message"]) == (500, "this server failed")
     own = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
     said = "".join([*capfd.readouterr(), *own])
     assert "chat 200 version=v2 prompt_tokens=" in said

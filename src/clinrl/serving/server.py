@@ -75,39 +75,33 @@ class Service:
             Route("/health", self._health),
             Route("/health/live", self._alive),
         ]
-        self._app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Refusal: _refused})
+        handlers = {HTTPException: _no_route, Refusal: _refused, Exception: _failed}
+        self._app = Starlette(routes=routes, exception_handlers=handlers)
+        self._app.router.redirect_slashes = False  # behind a proxy it would name an address that no client reaches
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, within the bounds."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        counted, status = scope["path"] == CHAT, 0
+        counted = scope["path"] == CHAT
         scope.setdefault("clinrl", {})
         if not scope["path"].isprintable():  # a route also matches its path and a line's end, uncounted here
             await refused(404, "there is no such route")(scope, receive, send)
             return
-
-        async def noting(message: Event) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
         if counted and self.is_draining:
-            await refused(503, STOPPED)(scope, receive, noting)
+            await refused(503, STOPPED)(scope, receive, send)
         elif counted and self.in_flight >= self._bounds.at_once + self._bounds.queue:
             says = "the queue of this server is full; ask again"
-            await refused(429, says, code="rate_limit_exceeded")(scope, receive, noting)
+            await refused(429, says, code="rate_limit_exceeded")(scope, receive, send)
         else:
             self.in_flight += counted
             if counted and self._watch is not None:
                 self._watch.make_way()
             try:
-                await self._app(scope, receive, noting)
+                await self._app(scope, receive, send)
             except Exception as fault:  # noqa: BLE001  only its type is printed: its message may quote the request
                 echo(f"a fault: {type(fault).__name__}")
-                if not status:
-                    await refused(500, "this server failed")(scope, receive, noting)
             finally:
                 self.in_flight -= counted
 
@@ -259,6 +253,10 @@ async def _no_route(_: Request, found: Exception) -> Response:
 async def _refused(_: Request, refusal: Exception) -> Response:
     assert isinstance(refusal, Refusal)
     return refused(refusal.status, refusal.message, refusal.param, refusal.code)
+
+
+async def _failed(_: Request, __: Exception) -> Response:
+    return refused(500, "this server failed")
 
 
 def logged(app: ASGIApp) -> ASGIApp:
