@@ -33,6 +33,7 @@ class Running:
     live: Live
     service: Service
     client: openai.OpenAI
+    server: Server
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def running(
         host, port = server.servers[0].sockets[0].getsockname()
         url = f"http://{host}:{port}/v1"
         with openai.OpenAI(base_url=url, api_key=token or "none", max_retries=0) as client:
-            yield Running(url, live, service, client)
+            yield Running(url, live, service, client, server)
     finally:
         server.should_exit = True
         thread.join()

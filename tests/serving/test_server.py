@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from clinrl.cli import main as cli
 from clinrl.errors import OutOfMemory, Refused
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
+from clinrl.runtime import guard
 from clinrl.runtime.guard import Fence
 from clinrl.serving import backends, server
 from clinrl.serving.server import Bounds
@@ -246,13 +248,14 @@ def test_bodies_routes_hosts_and_pages_of_others_are_refused_alike(served: Runni
         (413, httpx.post(url, content=b" " * (server.BODY_BYTES + 1))),
         (404, httpx.get(f"{served.url}/embeddings")),
         (404, httpx.post(f"{url}%0A", json=body())),
+        (404, httpx.post(f"{url}/", json=body())),
         (405, httpx.get(url)),
         (403, httpx.post(url, json=body(), headers={"Origin": "http://evil.example"})),
         (403, httpx.post(url, json=body(), headers={"Host": "evil.example"})),
     ]
     for status, answer in refused:
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
-    assert refused[3][1].headers["allow"] == "POST"
+    assert refused[4][1].headers["allow"] == "POST"
 
 
 def test_an_answer_may_come_back_as_history(served: Running) -> None:
@@ -411,7 +414,8 @@ def test_nothing_that_a_client_sends_is_written_down(served: Running, capfd: Any
     fence = server.logged(Fence(served.service))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "read", lambda _: (_ for _ in ()).throw(RuntimeError(CANARY)))
-        assert TestClient(fence, base_url="http://localhost").post("/v1/chat/completions").status_code == 500
+        failed = TestClient(fence, base_url="http://localhost").post("/v1/chat/completions")
+        assert (failed.status_code, failed.json()["error"]["message"]) == (500, "this server failed")
     own = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
     said = "".join([*capfd.readouterr(), *own])
     assert "chat 200 version=v2 prompt_tokens=" in said
@@ -429,3 +433,18 @@ def test_what_is_being_stopped_lets_nothing_new_in_and_ends_what_runs(project: A
         assert httpx.get(one.url.replace("/v1", "/health")).status_code == 503
         going.set()
         assert runs.result().status_code == 200
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_what_runs_with_an_error(project: Any) -> None:
+    with running(project) as one, held(one) as (entered, _), ThreadPoolExecutor(2) as pool:
+        url = f"{one.url}/chat/completions"
+        stream, whole = (pool.submit(httpx.post, url, json=body(stream=how), timeout=60) for how in (True, False))
+        assert entered.wait(60)
+        eventually(lambda: one.service.in_flight == 2)
+        for _ in range(2):
+            one.server.handle_exit(signal.SIGTERM, None)
+        answers = stream.result(), whole.result()
+        assert [answer.status_code for answer in answers] == [200, 503]
+        for answer in answers:
+            assert json.loads(answer.text.split("data: ")[-1])["error"]["message"] == guard.STOPPED

@@ -44,6 +44,20 @@ def test_a_stream_waits_for_no_more_than_a_tag_could_be() -> None:
     assert settled("<thi", False).content == ""
 
 
+def test_a_stream_that_is_begun_anew_goes_on_or_ends_with_an_error() -> None:
+    """As where a batch had no room in memory, and its requests are answered one by one."""
+    for whole, is_same in (("ANSWER: ESI 2", True), ("ANSWER: ESI 3", False), ("ANS", False)):
+        answer = Answer("v1", "0" * 64, 3)
+        events = [*answer.more(settled("ANSWER: ESI", False)), *answer.more(settled("AN", False))]
+        if is_same:
+            events += answer.end(read_turn(whole, False), "answered", 5, with_usage=False)
+            assert said(events[:-1])["content"] == whole
+        else:
+            events += answer.more(settled("ANSWER: ESI 2", False))
+            with pytest.raises(Refusal, match="could not be written"):
+                [*answer.end(read_turn(whole, False), "answered", 5, with_usage=False)]
+
+
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [

@@ -26,8 +26,9 @@ from clinrl.errors import Refused
 HEAD_S = 20.0
 """Seconds in which a connection must have sent the head of a request."""
 LAST_S = 1.0
-"""Seconds in which a client must have taken the event that ends a stream which took too long."""
+"""Seconds in which a client must have taken the event that ends a stream before its time."""
 EVENTS = "text/event-stream"
+STOPPED = "this server is being stopped; ask another, or later"
 
 
 class Limits(NamedTuple):
@@ -150,8 +151,9 @@ class Fence:
                     await self._app(scope, _replay(body, receive), noting)
         except ClientDisconnect:
             pass  # nobody reads an answer
-        except TimeoutError:
-            refusal = self._refuse(408, f"A request may take at most {self._limits.request_s:g} seconds.")
+        except (TimeoutError, asyncio.CancelledError) as why:  # the latter: the server does not wait for its requests
+            too_long = 408, f"A request may take at most {self._limits.request_s:g} seconds."
+            refusal = self._refuse(*(too_long if isinstance(why, TimeoutError) else (503, STOPPED)))
             if not start:
                 await refusal(scope, receive, send)
             elif not is_whole and Headers(raw=start["headers"]).get("content-type", "").startswith(EVENTS):

@@ -164,8 +164,11 @@ class Answer:
                 yield self._chunk({name: text[len(self._sent[name]) :]})
                 self._sent[name] = text
 
-    def end(self, stop: str, tokens: int, *, with_usage: bool) -> Iterator[bytes]:
-        """The last events."""
+    def end(self, turn: Message, stop: str, tokens: int, *, with_usage: bool) -> Iterator[bytes]:
+        """The last events, of a whole turn. Raises Refusal if it does not begin with what was sent."""
+        yield from self.more(turn)
+        if self._sent != {"reasoning": turn.thinking or "", "content": turn.content}:  # by a batch without room
+            raise Refusal(500, "the answer could not be written")
         yield self._chunk({}, _reason(stop))
         if with_usage:
             yield event({**self._names, "object": CHUNK, "choices": [], "usage": self._usage(tokens)})

@@ -28,7 +28,7 @@ from clinrl.errors import EngineError, OutOfMemory, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
 from clinrl.runtime import determinism
-from clinrl.runtime.guard import Fence, Impatient, Limits, address_of, listen
+from clinrl.runtime.guard import STOPPED, Fence, Impatient, Limits, address_of, listen
 from clinrl.serving.backends import Job, Local, Remote
 from clinrl.serving.live import POLL_S, Live, Version
 from clinrl.serving.protocol import Answer, ChatRequest, Refusal, error, event, read, refused, settled
@@ -47,7 +47,6 @@ SPARE_CONNECTIONS: Final = 256
 ENDING_S: Final = 5.0
 """Seconds that the end waits for the thread that checks the registry, which may be copying a model."""
 CHAT: Final = "/v1/chat/completions"
-STOPPED: Final = "this server is being stopped; ask another, or later"
 
 
 class Bounds(NamedTuple):
@@ -76,39 +75,33 @@ class Service:
             Route("/health", self._health),
             Route("/health/live", self._alive),
         ]
-        self._app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Refusal: _refused})
+        handlers = {HTTPException: _no_route, Refusal: _refused, Exception: _failed}
+        self._app = Starlette(routes=routes, exception_handlers=handlers)
+        self._app.router.redirect_slashes = False  # behind a proxy it would name an address that no client reaches
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, within the bounds."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        counted, status = scope["path"] == CHAT, 0
+        counted = scope["path"] == CHAT
         scope.setdefault("clinrl", {})
         if not scope["path"].isprintable():  # a route also matches its path and a line's end, uncounted here
             await refused(404, "there is no such route")(scope, receive, send)
             return
-
-        async def noting(message: Event) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
         if counted and self.is_draining:
-            await refused(503, STOPPED)(scope, receive, noting)
+            await refused(503, STOPPED)(scope, receive, send)
         elif counted and self.in_flight >= self._bounds.at_once + self._bounds.queue:
             says = "the queue of this server is full; ask again"
-            await refused(429, says, code="rate_limit_exceeded")(scope, receive, noting)
+            await refused(429, says, code="rate_limit_exceeded")(scope, receive, send)
         else:
             self.in_flight += counted
             if counted and self._watch is not None:
                 self._watch.make_way()
             try:
-                await self._app(scope, receive, noting)
+                await self._app(scope, receive, send)
             except Exception as fault:  # noqa: BLE001  only its type is printed: its message may quote the request
                 echo(f"a fault: {type(fault).__name__}")
-                if not status:
-                    await refused(500, "this server failed")(scope, receive, noting)
             finally:
                 self.in_flight -= counted
 
@@ -216,10 +209,9 @@ class Service:
             written = _completion(piece)
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}
             turn = read_turn(written.text, is_opened)
-            for one in answer.more(turn):
-                yield one
+            last = [*answer.end(turn, written.stop, written.tokens, with_usage=usage)]
             self._note(answer.id, ask, version, turn)
-            for one in answer.end(written.stop, written.tokens, with_usage=usage):
+            for one in last:
                 yield one
         except Refusal as refusal:
             request.scope["clinrl"] |= {"error": refusal.status}
@@ -263,6 +255,10 @@ async def _refused(_: Request, refusal: Exception) -> Response:
     return refused(refusal.status, refusal.message, refusal.param, refusal.code)
 
 
+async def _failed(_: Request, __: Exception) -> Response:
+    return refused(500, "this server failed")
+
+
 def logged(app: ASGIApp) -> ASGIApp:
     """An application that writes a line about each chat, and about each other request that it refuses.
 
@@ -283,9 +279,6 @@ def logged(app: ASGIApp) -> ASGIApp:
 
         try:
             await app(scope, receive, noting)
-        except asyncio.CancelledError:  # by a second signal
-            if not status:
-                await refused(503, STOPPED)(scope, receive, noting)
         finally:
             is_chat = scope["path"] == CHAT
             if is_chat or not 0 < status < 400:
