@@ -43,7 +43,7 @@ def test_a_real_model_takes_a_fresh_exam_twice_to_the_same_bytes(project):
 
 
 def test_a_version_without_a_resit_and_data_that_is_no_exam_are_refused(project):
-    with pytest.raises(ParamsError, match=r"params\.yaml has no resit of 'v2'; did you mean v1"):
+    with pytest.raises(ParamsError, match=r"params\.yaml has no resit of 'v2'; allowed: v1"):
         resit.stage(project, "v2")
     shutil.rmtree(paths.cases("x2"))
     shutil.copytree(paths.cases("d1"), paths.cases("x2"))
