@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import chdir, contextmanager
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 
 from clinrl import paths
@@ -103,10 +103,12 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
 
 
 def _copy_own(*places: Path) -> None:
-    """Copy the files that git does not carry into the working directory."""
-    for place, own in product(places, OWN):
-        if (place / own).exists():
-            shutil.copy2(place / own, own)
+    """Copy the files that git does not carry into the working directory. The last place counts, and none removes it."""
+    for own in OWN:
+        own.unlink(missing_ok=True)
+        for place in places:
+            if (place / own).exists():
+                shutil.copy2(place / own, own)
 
 
 def _leave_checkout() -> None:
@@ -157,10 +159,7 @@ def share(scale: str) -> None:
 
 def share_cache(checkout: Path) -> None:
     """Make the cache of the checkout, at its present path, the DVC remote of this clone if it has no other."""
-    remote = _dvc("config", "core.remote").stdout.strip()
-    if remote == OURS and _dvc("config", "--project", "core.remote").stdout.strip():  # the project has one by now
-        _dvc("config", "--local", "--unset", "core.remote")
-    elif remote in ("", OURS):
+    if not _dvc("config", "core.remote").stdout.strip():
         cache = dvc_yaml.cache_folder(checkout.absolute()).parent.parent
         _dvc("remote", "add", "--local", "--default", "--force", OURS, str(cache))
 

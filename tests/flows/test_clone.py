@@ -162,6 +162,20 @@ def test_a_clone_shares_the_cache_of_the_checkout_wherever_it_lies(checkout: Pat
     assert f"url = {disk}\n" in Path(".dvc/config.local").read_text()
 
 
+def test_a_file_that_the_checkout_has_no_more_is_gone_from_its_clone(checkout: Path) -> None:
+    write_text(Path(".dvc/config"), "")
+    git("add", "--all")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a project of DVC's")
+    git("push", "-q", "origin", "main")
+    for own in clone.OWN:
+        write_text(own, "former")
+        with clone.at(clone.head(), "worker"):
+            assert own.read_text() == "former"
+        own.unlink()
+        with clone.at(clone.head(), "worker"):
+            assert not own.exists()
+
+
 SHARED = {"train@x1": ["data/reports/x1.json"]}
 """A stage that all versions follow from."""
 
