@@ -12,6 +12,7 @@ from pathlib import Path
 
 from clinrl import paths
 from clinrl.artifacts import locked
+from clinrl.config.base import Scale
 from clinrl.errors import Refused, mask
 from clinrl.provenance import dvc_yaml, statements
 from clinrl.runtime import dvc_state
@@ -150,7 +151,7 @@ def _own(parent: Path, name: str) -> Iterator[Path]:
                 return
 
 
-def share(scale: str) -> None:
+def share(scale: Scale) -> None:
     """Make the folders that clones share with the checkout, and a key: one made in a clone would count nowhere else."""
     keys.signer(scale)
     for shared in SHARED:
