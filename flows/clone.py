@@ -35,8 +35,6 @@ http.lowSpeedTime=120 log.showSignature=false merge.ff=true merge.verifySignatur
 status.showUntrackedFiles=normal"""
 """Settings in place of a person's own, which could sign, run hooks, hide files, refuse to merge or wait for ever."""
 GIT = ("git", *(word for setting in OVERRULED.split() for word in ("-c", setting)))
-OURS = "checkout"
-"""The DVC remote of a clone whose project has none: the cache of the checkout."""
 BEGUN = "refs/clinrl/begun"
 """The commit at which the last run of a clone began; the commits of that run follow it."""
 
@@ -107,9 +105,8 @@ def _copy_own(*places: Path) -> None:
     """Copy the files that git does not carry into the working directory. The last place counts, and none removes it."""
     for own in OWN:
         own.unlink(missing_ok=True)
-        for place in places:
-            if (place / own).exists():
-                shutil.copy2(place / own, own)
+        for found in (place / own for place in places if (place / own).exists()):
+            shutil.copy2(found, own)
 
 
 def _leave_checkout() -> None:
@@ -162,7 +159,7 @@ def share_cache(checkout: Path) -> None:
     """Make the cache of the checkout, at its present path, the DVC remote of this clone if it has no other."""
     if not _dvc("config", "core.remote").stdout.strip():
         cache = dvc_yaml.cache_folder(checkout.absolute()).parent.parent
-        _dvc("remote", "add", "--local", "--default", "--force", OURS, str(cache))
+        _dvc("remote", "add", "--local", "--default", "--force", "checkout", str(cache))
 
 
 def pull(addresses: Collection[str]) -> None:
@@ -189,7 +186,10 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run([*GIT, *words], capture_output=True, text=True, errors="replace", env=env, check=False)
     if done.returncode:
-        reason = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
+        lines = done.stderr.strip().splitlines() or ["no word"]  # a hint may follow the reason
+        reason = mask(next((line for line in lines if line.startswith(("fatal: ", "error: "))), lines[-1]))
+        if "not our ref" in reason:
+            raise Refused(f"the origin lacks the commit {words[-1]}; `git push` it, and give the same command again")
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused
         raise error(f"git {words[0]} failed in {Path.cwd()}: {reason}")
     return done.stdout.strip() if strip else done.stdout
