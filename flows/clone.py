@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import chdir, contextmanager
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 
 from clinrl import paths
 from clinrl.artifacts import locked
+from clinrl.config.base import Scale
 from clinrl.errors import Refused, mask
 from clinrl.provenance import dvc_yaml, statements
 from clinrl.runtime import dvc_state
@@ -34,8 +35,6 @@ http.lowSpeedTime=120 log.showSignature=false merge.ff=true merge.verifySignatur
 status.showUntrackedFiles=normal"""
 """Settings in place of a person's own, which could sign, run hooks, hide files, refuse to merge or wait for ever."""
 GIT = ("git", *(word for setting in OVERRULED.split() for word in ("-c", setting)))
-OURS = "checkout"
-"""The DVC remote of a clone whose project has none: the cache of the checkout."""
 BEGUN = "refs/clinrl/begun"
 """The commit at which the last run of a clone began; the commits of that run follow it."""
 
@@ -103,10 +102,11 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
 
 
 def _copy_own(*places: Path) -> None:
-    """Copy the files that git does not carry into the working directory."""
-    for place, own in product(places, OWN):
-        if (place / own).exists():
-            shutil.copy2(place / own, own)
+    """Copy the files that git does not carry into the working directory. The last place counts, and none removes it."""
+    for own in OWN:
+        own.unlink(missing_ok=True)
+        for found in (place / own for place in places if (place / own).exists()):
+            shutil.copy2(found, own)
 
 
 def _leave_checkout() -> None:
@@ -148,7 +148,7 @@ def _own(parent: Path, name: str) -> Iterator[Path]:
                 return
 
 
-def share(scale: str) -> None:
+def share(scale: Scale) -> None:
     """Make the folders that clones share with the checkout, and a key: one made in a clone would count nowhere else."""
     keys.signer(scale)
     for shared in SHARED:
@@ -157,12 +157,9 @@ def share(scale: str) -> None:
 
 def share_cache(checkout: Path) -> None:
     """Make the cache of the checkout, at its present path, the DVC remote of this clone if it has no other."""
-    remote = _dvc("config", "core.remote").stdout.strip()
-    if remote == OURS and _dvc("config", "--project", "core.remote").stdout.strip():  # the project has one by now
-        _dvc("config", "--local", "--unset", "core.remote")
-    elif remote in ("", OURS):
+    if not _dvc("config", "core.remote").stdout.strip():
         cache = dvc_yaml.cache_folder(checkout.absolute()).parent.parent
-        _dvc("remote", "add", "--local", "--default", "--force", OURS, str(cache))
+        _dvc("remote", "add", "--local", "--default", "--force", "checkout", str(cache))
 
 
 def pull(addresses: Collection[str]) -> None:
@@ -189,7 +186,10 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run([*GIT, *words], capture_output=True, text=True, errors="replace", env=env, check=False)
     if done.returncode:
-        reason = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
+        lines = done.stderr.strip().splitlines() or ["no word"]  # a hint may follow the reason
+        reason = mask(next((line for line in lines if line.startswith(("fatal: ", "error: "))), lines[-1]))
+        if "not our ref" in reason:
+            raise Refused(f"the origin lacks the commit {words[-1]}; `git push` it, and give the same command again")
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused
         raise error(f"git {words[0]} failed in {Path.cwd()}: {reason}")
     return done.stdout.strip() if strip else done.stdout

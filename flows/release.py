@@ -164,7 +164,7 @@ def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
                     return pause_flow_run(question, timeout=left_s, poll_interval=min(POLL_S, left_s), key=key)
                 if now.is_cancelling() or now.is_cancelled():
                     raise Refused("this release was cancelled")
-                form = now.state_details.run_input_keyset
+                form: Any = now.state_details.run_input_keyset
                 if now.is_paused() and form and read_flow_run_input(form["schema"], run) is None:
                     question.save(form, run)  # the server went away between the pause and its form
             except FlowPauseTimeout:

@@ -6,9 +6,9 @@ tagged with its process and with the lease of the slot it holds; every flow firs
 
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 from uuid import UUID
 
@@ -40,7 +40,7 @@ OURS = "clinrl"
 """The tag of every deployment, which its runs have from the server: others may use the same one."""
 KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
-"""Seconds that a process may take from accepting a run to starting it."""
+"""Seconds that a process may take from accepting a run to `begin`."""
 LEASE_S = 60.0
 """Seconds after which the server frees a slot whose holder is silent: the least that Prefect allows."""
 
@@ -106,10 +106,10 @@ def begin() -> None:
 
 def sweep(client: Any) -> list[UUID]:
     """End runs whose process here is dead, or never began, and free their slots. Returns the runs' ids."""
-    swept = []
+    swept, now = list[UUID](), parsedate_to_datetime(client.hello().headers["Date"])  # by the clock that dates states
     for run in _unfinished(client):
         owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
-        if not all(map(processes.is_dead, owners)) or not (owners or _never_began(run)):
+        if not all(map(processes.is_dead, owners)) or not (owners or _never_began(run, now)):
             continue
         for tag in run.tags:
             if tag.startswith("lease"):
@@ -127,9 +127,9 @@ def sweep(client: Any) -> list[UUID]:
     return swept
 
 
-def _never_began(run: Any) -> bool:
+def _never_began(run: Any, now: Any) -> bool:
     """Whether a run of a deployment of ours was accepted long ago, by a process that did not come to `begin`."""
-    return OURS in run.tags and run.state.is_pending() and time.time() - run.state.timestamp.timestamp() > PENDING_S
+    return OURS in run.tags and not run.state.is_paused() and (now - run.state.timestamp).total_seconds() > PENDING_S
 
 
 def _unfinished(client: Any) -> list[Any]:

@@ -64,7 +64,7 @@ def deployments(params: Params) -> list[Any]:
     from flows.retrain import scheduled as retrain
     from flows.watch import rollback, trigger, watch
 
-    ours = {"entrypoint_type": EntrypointType.MODULE_PATH, "tags": [runs.OURS]}
+    ours: dict[str, Any] = {"entrypoint_type": EntrypointType.MODULE_PATH, "tags": [runs.OURS]}
     scheduled = [
         retrain.to_deployment(
             name=task,
@@ -76,7 +76,7 @@ def deployments(params: Params) -> list[Any]:
         for task, schedule in params.schedules.items()
     ]
     for task, watched in params.watches.items():
-        how = {"name": task, "parameters": {"task": task}, "concurrency_limit": 1} | ours
+        how: dict[str, Any] = {"name": task, "parameters": {"task": task}, "concurrency_limit": 1} | ours
         scheduled.append(watch.to_deployment(schedules=[Cron(watched.cron, timezone="UTC")], **how))
         scheduled.append(rollback.to_deployment(triggers=[trigger(task, SAFETY)], **how))
     return [*scheduled, *(flow.to_deployment(name=BY_HAND, **ours) for flow in (reproduce, release))]
@@ -117,9 +117,9 @@ def runs(url: str, login: str) -> dict[str, str]:
 
     from clinrl.tracking.mlflow_store import KIND
 
-    search, user = f"{url}/api/2.0/mlflow/experiments/search", tuple(login.split(":", 1))
+    search, (user, _, password) = f"{url}/api/2.0/mlflow/experiments/search", login.partition(":")
     try:
-        answer = httpx.post(search, json={"max_results": 100}, auth=user, timeout=5, trust_env=False)
+        answer = httpx.post(search, json={"max_results": 100}, auth=(user, password), timeout=5, trust_env=False)
         found = answer.raise_for_status().json().get("experiments", [])
     except (httpx.HTTPError, ValueError):
         return {}

@@ -36,7 +36,7 @@ def resource(task: str) -> dict[str, str]:
 def trigger(task: str, kind: str) -> DeploymentEventTrigger:
     """The automation that starts a deployment with the name of the task at an alarm of a kind."""
     return DeploymentEventTrigger(
-        name=f"clinrl: {kind} of {task}", expect={f"clinrl.{kind}"}, match=resource(task), parameters={"task": task}
+        name=f"clinrl: {kind} of {task}", expect={f"clinrl.{kind}"}, match={**resource(task)}, parameters={"task": task}
     )
 
 

@@ -234,6 +234,27 @@ def test_nobody_is_root_and_what_listens_is_looked_after(objects: list[Object]) 
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
+def test_a_database_without_a_network_is_not_ready_and_nothing_ends_while_it_is_busy_or_writes() -> None:
+    """The image of PostgreSQL makes its databases in a server that listens on a socket alone."""
+    composed = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-8"))["services"]
+    database = main(read("base"), "database")
+    probes = [database[probe]["exec"]["command"] for probe in ("readinessProbe", "livenessProbe")]
+    for words in (composed["database"]["healthcheck"]["test"][1:], *probes):
+        assert words == ["pg_isready", "-h", "127.0.0.1", "-U", "postgres"]
+    for name in ("database", "prefect", "mlflow"):
+        probes = [main(read("base"), name)[probe] for probe in ("readinessProbe", "livenessProbe")]
+        assert min(probe.get("timeoutSeconds", 1) for probe in probes) >= 5, name
+    grace = f"{pods(read('base'))['worker']['terminationGracePeriodSeconds'] // 60}m"
+    assert [composed[name].get("stop_grace_period") for name in ("database", "worker")] == [grace, grace]
+
+
+def test_pages_of_prefect_ask_an_address_that_a_browser_reaches() -> None:
+    composed = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-8"))["services"]["prefect"]
+    for said in (composed["environment"], variables(main(read("base"), "prefect"))):
+        assert said.get("PREFECT_UI_API_URL") == "http://127.0.0.1:4200/api", "else they ask http://0.0.0.0:4200/api"
+    assert "/api/ready" in composed["healthcheck"]["test"][-1], "/api/health says nothing of the database"
+
+
 def test_no_secret_is_in_git() -> None:
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert "/deploy/kubernetes/base/.env" in ignored

@@ -635,12 +635,15 @@ def test_runs_of_dead_processes_are_found_however_many_wait(prefect: None) -> No
     assert states == [StateType.CRASHED, *[StateType.PENDING] * 3, StateType.CRASHED]
 
 
+@pytest.mark.parametrize("last", ["Pending", "Running", "Cancelling"])
 def test_runs_that_a_killed_server_of_deployments_accepted_are_ended_later(
-    prefect: None, monkeypatch: pytest.MonkeyPatch
+    last: str, prefect: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if they died between Prefect's state Running and `begin`, and by the server's clock alone."""
+    import time
+
     from flows.reproduce import reproduce
-    from prefect import get_client
-    from prefect.states import Pending
+    from prefect import get_client, states
 
     from flows import runs
 
@@ -649,12 +652,14 @@ def test_runs_that_a_killed_server_of_deployments_accepted_are_ended_later(
         ours, foreign = (
             client.create_flow_run_from_deployment(
                 client.create_deployment(of, name=f"of-{tag}", entrypoint="flows/reproduce.py:reproduce", tags=[tag]),
-                state=Pending(),
+                state=getattr(states, last)(),
             ).id
             for tag in (runs.OURS, "others")
         )
+        fast = time.time() + 2 * runs.PENDING_S
+        monkeypatch.setattr(time, "time", lambda: fast)
         assert not {ours, foreign} & {*runs.sweep(client)}, "it may begin yet"
-        monkeypatch.setattr(runs, "PENDING_S", 0.0)
+        monkeypatch.setattr(runs, "PENDING_S", -2.0)  # HTTP gives whole seconds
         assert runs.sweep(client) == [ours]
         assert client.read_flow_run(ours).state.is_cancelled(), "so that it cannot begin later"
         client.delete_flow_run(foreign)
