@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from clinrl.artifacts import dump_yaml
 from clinrl.config.files import merge_files, read_files, write_whole
 
-FILES = ("audit", "esi", "imaging", "drafts")
-"""What dvc.yaml merges; `test_pipeline` holds this against it."""
+FILES = [Path(file).stem for file in YAML(typ="safe").load(Path(__file__).parents[1] / "dvc.yaml")["vars"]]
+"""What dvc.yaml merges."""
 BLOCKS = ("bases", "datasets", "imports", "profiles", "versions", "merges", "protocols")
 """Sections that stand in the file of a task."""
 

@@ -1,5 +1,6 @@
 """The page on adding a task holds: its task keeps the contract, and its commands run in order, to the registry."""
 
+import ast
 import copy
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_task_is_as_short_as_the_page_says() -> None:
     assert len(block("python").splitlines()) < 150
     assert max(map(len, block("python").splitlines())) <= 120
+
+
+def test_each_number_of_its_reward_has_a_meaning() -> None:
+    classes = [node for node in ast.parse(block("python")).body if isinstance(node, ast.ClassDef)]
+    (body,) = (node.body for node in classes if node.name == "Reward")
+    fields = [pair for pair in pairwise(body) if isinstance(pair[0], ast.AnnAssign)]
+    assert len(fields) == 4
+    assert all(isinstance(after, ast.Expr) for _, after in fields), "write a docstring below the field"
 
 
 @pytest.mark.long
