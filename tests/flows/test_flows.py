@@ -79,6 +79,9 @@ def test_the_order_of_a_flow_is_an_order_of_the_graph(params: Params, version: s
     from flows.release import folds
     from flows.reproduce import order
 
+    laid.edit(Path(), add_resit)
+    params = load_params()
+    assert order(params, "v1")[-3:] == ["dataset@x9", "validate@x9", "resit@v1"]
     with Repo(".") as repo:
         graph = repo.index.graph
         stages = {stage.addressing: stage for stage in graph}
@@ -95,6 +98,13 @@ def test_the_order_of_a_flow_is_an_order_of_the_graph(params: Params, version: s
                 }  # as `repro` does
                 assert needed <= done | {"evaluate@v1", "train@v1"} if name != "v1" else needed <= done, address
                 done.add(address)
+
+
+def add_resit(content: Any) -> None:
+    """v1 takes a second exam."""
+    exam = content["versions"]["v1"]["exam"]
+    content["datasets"]["x9"] = {**content["datasets"][exam], "seed": 99}
+    content["resits"] = {"v1": {"task": "esi", "data": "x9"}}
 
 
 def add_v3(content: Any) -> None:
