@@ -176,6 +176,12 @@ def test_bootstrap_depends_on_the_cases_and_not_on_their_order():
 def test_bootstrap_of_the_undefined_is_none_and_undefined_draws_are_left_out():
     assert bootstrap(lambda counts: math.nan, [1], [1]) is None
     assert bootstrap(lambda counts: 1.0 if (1, 1) in counts else math.nan, [1, 2], [1, 2]).low == 1.0
+    assert bootstrap(lambda counts: float((1, 1) in counts), [1, 2], [1, 2]).low == 0.0, "a draw without that case"
+
+
+def test_no_values_have_no_mean():
+    with pytest.raises(ValueError, match="a mean needs at least one value"):
+        mean_of([])
 
 
 NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -227,6 +233,8 @@ def test_one_run_is_averaged_like_a_single_set_of_answers(cases):
     values, clusters = [float(row[0]) for row in cases], [row[1] for row in cases]
     assert average(runs_of_means([values], clusters)) == mean_of(values, clusters)
     assert average(runs_of(mean, values, [values], clusters)) == bootstrap(mean, values, values, clusters)
+    for runs in (runs_of_means([values], clusters), runs_of(mean, values, [values], clusters)):
+        assert (runs.n, runs.apart) == (len(values), len(set(clusters)))
 
 
 def test_an_interval_over_runs_holds_the_spread_of_cases_and_of_runs():
