@@ -222,6 +222,8 @@ def test_a_share_of_clusters_keeps_a_width_when_all_agree():
     assert rate([False] * 60, ["a", "b", "c"] * 20) == wilson(0, 3).model_copy(update={"n": 60})
     assert rate([True] * 60, ["a", "b", "c"] * 20).high == 1.0
     assert rate([True, False] * 30) == wilson(30, 60)
+    mixed, names = [True, False, False] * 4, [*"aabbccddeeff"]
+    assert rate(mixed, names) == mean_of([float(one) for one in mixed], names)
 
 
 def halves(share: float, n: int = 200) -> list[float]:
@@ -245,6 +247,8 @@ def test_an_interval_over_runs_holds_the_spread_of_cases_and_of_runs():
     # Runs add a standard error of sqrt(2 / 3) * 0.2 / sqrt(3) = 0.0943.
     assert (apart.value, apart.n) == (0.5, 200)
     assert (apart.high - apart.low) > 0.3
+    below = average(runs_of_means([[-1.0, -2.0], [-2.0, -3.0]]))
+    assert below.low < below.value == -2.0, "what is no share is cut nowhere"
 
 
 def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
@@ -263,7 +267,8 @@ def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
 
 def test_where_nothing_varies_the_number_of_cases_is_all_that_tells():
     for n, expected in ((1, 1.0), (4, 0.125)):
-        assert average_difference(runs_of_means([[1.0] * n] * 2), runs_of_means([[0.0] * n] * 2)).p == expected
+        sides = [runs_of_means([[value] * n] * 2) for value in (1.0, 0.0)]
+        assert average_difference(*sides).p == average_difference(*reversed(sides)).p == expected
     clusters = ["a"] * 4
     one, none = ([[value, 0.0, 0.0, 0.0]] * 2 for value in (1.0, 0.0))
     assert average_difference(runs_of_means(one, clusters), runs_of_means(none, clusters)).p == 1.0
