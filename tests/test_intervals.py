@@ -331,6 +331,10 @@ def test_few_clusters_are_known_as_badly_as_they_are():
 def test_cases_outside_a_run_count_in_others_only():
     runs = runs_of_means([[1.0, None, 0.0], [1.0, 1.0, None]])
     assert (runs.values, runs.n) == ((0.5, 1.0), 3)
+    fewer = runs_of_means([[1.0, 0.0, None]])
+    for sides in ((runs, fewer), (fewer, runs)):
+        test = average_difference(*sides)
+        assert (test.estimate.n, test.spread.cases_df) == (2, 1), "as little is known as of the side with fewer"
     assert runs_of_means([[1.0, 0.0], [None, None]]) is None
     assert runs_of(lambda counts: math.nan, [1], [[1]]) is None
 
