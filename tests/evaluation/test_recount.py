@@ -15,7 +15,7 @@ RECORDS = st.recursive(
 )
 ROW = {"name": "v1", "metrics": {"exact": {"value": 0.5}}}
 TEST = {"metric": "exact", "other": "v0", "p": 0.25}
-REPORT = {"n": 40, "metrics": {"exact": {"value": 0.5, "n": 40}}, "rows": [ROW], "paired": [TEST]}
+REPORT = {"metrics": {"exact": {"value": 0.5}}, "confusion": [[9, 1], [0, 8]], "rows": [ROW], "paired": [TEST]}
 
 
 def places(written, counted=REPORT):
@@ -49,7 +49,9 @@ def test_what_was_not_computed_is_passed_over_and_what_was_is_not():
     assert places(REPORT | {"metrics": {}}) == ["metrics.exact"]
     assert places(REPORT | {"rows": [], "paired": [TEST | {"other": "v2"}]}) == ["paired.exact/v0", "rows.v1"]
     assert places(REPORT | {"paired": [TEST | {"p": 0.01}]}) == ["paired.exact/v0.p"]
-    assert places({key: value for key, value in REPORT.items() if key != "n"}) == ["n"]
+    assert places(REPORT | {"confusion": [[9, 1], [8, 0]]}) == ["confusion.1.0", "confusion.1.1"]
+    assert places({key: value for key, value in REPORT.items() if key != "confusion"}) == ["confusion"]
+    assert places({"metrics": 1, "rows": 1}, {}) == ["metrics", "rows"], "in a summary, which has neither"
 
 
 @pytest.mark.parametrize("order", [("think", "direct"), ("direct", "think")])
