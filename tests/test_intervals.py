@@ -176,6 +176,12 @@ def test_bootstrap_depends_on_the_cases_and_not_on_their_order():
 def test_bootstrap_of_the_undefined_is_none_and_undefined_draws_are_left_out():
     assert bootstrap(lambda counts: math.nan, [1], [1]) is None
     assert bootstrap(lambda counts: 1.0 if (1, 1) in counts else math.nan, [1, 2], [1, 2]).low == 1.0
+    assert bootstrap(lambda counts: float((1, 1) in counts), [1, 2], [1, 2]).low == 0.0, "a draw without that case"
+
+
+def test_no_values_have_no_mean():
+    with pytest.raises(ValueError, match="a mean needs at least one value"):
+        mean_of([])
 
 
 NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -216,6 +222,8 @@ def test_a_share_of_clusters_keeps_a_width_when_all_agree():
     assert rate([False] * 60, ["a", "b", "c"] * 20) == wilson(0, 3).model_copy(update={"n": 60})
     assert rate([True] * 60, ["a", "b", "c"] * 20).high == 1.0
     assert rate([True, False] * 30) == wilson(30, 60)
+    mixed, names = [True, False, False] * 4, [*"aabbccddeeff"]
+    assert rate(mixed, names) == mean_of([float(one) for one in mixed], names)
 
 
 def halves(share: float, n: int = 200) -> list[float]:
@@ -227,6 +235,8 @@ def test_one_run_is_averaged_like_a_single_set_of_answers(cases):
     values, clusters = [float(row[0]) for row in cases], [row[1] for row in cases]
     assert average(runs_of_means([values], clusters)) == mean_of(values, clusters)
     assert average(runs_of(mean, values, [values], clusters)) == bootstrap(mean, values, values, clusters)
+    for runs in (runs_of_means([values], clusters), runs_of(mean, values, [values], clusters)):
+        assert (runs.n, runs.apart) == (len(values), len(set(clusters)))
 
 
 def test_an_interval_over_runs_holds_the_spread_of_cases_and_of_runs():
@@ -237,6 +247,8 @@ def test_an_interval_over_runs_holds_the_spread_of_cases_and_of_runs():
     # Runs add a standard error of sqrt(2 / 3) * 0.2 / sqrt(3) = 0.0943.
     assert (apart.value, apart.n) == (0.5, 200)
     assert (apart.high - apart.low) > 0.3
+    below = average(runs_of_means([[-1.0, -2.0], [-2.0, -3.0]]))
+    assert below.low < below.value == -2.0, "what is no share is cut nowhere"
 
 
 def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
@@ -255,7 +267,8 @@ def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
 
 def test_where_nothing_varies_the_number_of_cases_is_all_that_tells():
     for n, expected in ((1, 1.0), (4, 0.125)):
-        assert average_difference(runs_of_means([[1.0] * n] * 2), runs_of_means([[0.0] * n] * 2)).p == expected
+        sides = [runs_of_means([[value] * n] * 2) for value in (1.0, 0.0)]
+        assert average_difference(*sides).p == average_difference(*reversed(sides)).p == expected
     clusters = ["a"] * 4
     one, none = ([[value, 0.0, 0.0, 0.0]] * 2 for value in (1.0, 0.0))
     assert average_difference(runs_of_means(one, clusters), runs_of_means(none, clusters)).p == 1.0
@@ -318,6 +331,10 @@ def test_few_clusters_are_known_as_badly_as_they_are():
 def test_cases_outside_a_run_count_in_others_only():
     runs = runs_of_means([[1.0, None, 0.0], [1.0, 1.0, None]])
     assert (runs.values, runs.n) == ((0.5, 1.0), 3)
+    fewer = runs_of_means([[1.0, 0.0, None]])
+    for sides in ((runs, fewer), (fewer, runs)):
+        test = average_difference(*sides)
+        assert (test.estimate.n, test.spread.cases_df) == (2, 1), "as little is known as of the side with fewer"
     assert runs_of_means([[1.0, 0.0], [None, None]]) is None
     assert runs_of(lambda counts: math.nan, [1], [[1]]) is None
 

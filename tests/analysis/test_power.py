@@ -78,14 +78,15 @@ def test_one_seed_more_helps_where_seeds_differ_and_not_where_they_do_not():
     assert power(replace(DESIGN, seeds=(5, 5)), 0.05) > power(DESIGN, 0.05)
 
 
-def test_an_effect_needs_discordant_cases():
-    with pytest.raises(ValueError, match=r"a difference of 0.2 needs at least as many discordant cases, not 0.15"):
-        power(DESIGN, 0.2)
+@pytest.mark.parametrize("effect", [0.2, -0.2])
+def test_an_effect_needs_discordant_cases(effect):
+    with pytest.raises(ValueError, match=rf"difference of {effect} needs at least as many discordant cases, not 0.15"):
+        power(DESIGN, effect)
 
 
 def test_where_nothing_varies_the_test_decides_by_itself():
-    certain = Design(n=20, discordant=1.0, seeds=(0, 0), seed_sd=0.0, alpha=0.05)
-    assert (power(certain, 1.0), power(replace(certain, n=2), 1.0)) == (1.0, 0.0)
+    certain = Design(n=6, discordant=1.0, seeds=(0, 0), seed_sd=0.0, alpha=0.05)
+    assert (power(certain, 1.0), power(replace(certain, n=5), 1.0)) == (1.0, 0.0), "2 / 2^6 and 2 / 2^5"
 
 
 def lives(design: Design, effect: float, runs: int, *, seed: int) -> int:

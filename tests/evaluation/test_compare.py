@@ -25,6 +25,8 @@ from clinrl.evaluation.answers import load_report
 from clinrl.reports import figures, results
 from clinrl.reports.render import render
 from clinrl.reports.results import ALPHA
+from clinrl.tasks.audit.episodes import APPROVED
+from clinrl.tasks.audit.rules import AGE
 from clinrl.tasks.base import get_task
 
 pytestmark = pytest.mark.long
@@ -132,6 +134,18 @@ def test_single_seeds_are_tested_as_far_as_both_rows_have_them():
 
     assert tested(3, 2) == [("a0", "b0"), ("a1", "b1")]
     assert tested(1, 3) == [("a0", "b0"), ("a0", "b1"), ("a0", "b2")]
+
+
+def test_a_share_is_tested_on_a_part_that_has_a_case_of_it():
+    """An audit without an error cannot be dangerous."""
+    task, sound, unsound = get_task("audit"), f"A1 {APPROVED}", f"A1 {AGE}"
+
+    def tested(*golds: str) -> list[str]:
+        rows = [contrasts.Entry(name=name, kind="arm", versions=(name,), answers=[golds]) for name in "ab"]
+        return [test.metric for _, test in contrasts._mcnemar(task, golds, None, *rows)]
+
+    assert tested(sound, sound) == ["exact"]
+    assert tested(sound, unsound) == ["exact", "dangerous"]
 
 
 def test_a_partition_adds_up_and_shares_only_what_is_shown(built):

@@ -215,6 +215,7 @@ def test_what_git_has_is_not_taken_as_checked_in_a_checkout_of_another_user(tmp_
     three(path)
     subprocess.run(["git", "init", "-q"], cwd=path.parent, check=True)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))  # which may trust every folder
     with pytest.raises(ArtefactError, match=r"; run `git config --global --add safe.directory '.*/ward two'`"):
         audit_log.check_committed(path)
 

@@ -118,10 +118,12 @@ def test_no_sequence_of_decisions_overspends(verdicts, spend):
     lines: list[Entry] = []
     refused: dict[str, float] = {}
     for candidate, promote in verdicts:
-        known = len(budget.account(lines, EXAM, plan.alpha).looks)
+        held = budget.account(lines, EXAM, plan.alpha)
         look = ask(lines, str(candidate), promote=promote, plan=plan)
-        if look.number > known and not promote:
+        if look.number > len(held.looks) and not promote:
             refused[str(candidate)] = look.level
+        stated = held.after((str(candidate), "c", "a"), look, passed=promote)
+        assert stated == left(lines), "a decision states what the audit log then says"
         assert 0 <= left(lines) < 0.05
         assert sum(refused.values()) + left(lines) <= 0.05 + 1e-12
 

@@ -17,6 +17,7 @@ from clinrl import paths
 from clinrl.artifacts import identity, md5, read_manifest, write_json, write_text
 from clinrl.cli import registry_commands
 from clinrl.config.params import load_params
+from clinrl.config.recipes import Lora
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, Busy, GateError, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation import evaluate
@@ -130,12 +131,20 @@ def test_without_its_training_cases_nothing_is_decided(params):
     assert kinds() == []
 
 
-@pytest.mark.parametrize(("change", "field"), [({"seed": 99}, "seed"), ({"parent": "esi-base"}, "parent")])
-def test_what_params_says_otherwise_than_was_trained_is_not_decided_upon(params, change, field):
+@pytest.mark.parametrize(
+    ("section", "name", "change", "field"),
+    [
+        ("versions", "v2", {"seed": 99}, "seed"),
+        ("versions", "v2", {"parent": "esi-base"}, "parent"),
+        ("profiles", "reward", {"lora": Lora(rank=2, alpha=8.0, targets="all-linear")}, "lora.rank"),
+    ],
+)
+def test_what_params_says_otherwise_than_was_trained_is_not_decided_upon(params, section, name, change, field):
     """A change plan is about what was trained, and params.yaml can be edited afterwards."""
-    altered = {**params.versions, "v2": params.versions["v2"].model_copy(update=change)}
+    now = getattr(params, section)
+    altered = params.model_copy(update={section: {**now, name: now[name].model_copy(update=change)}})
     with pytest.raises(GateError, match=rf"v2 was trained with another {field} than params\.yaml has now; put it back"):
-        decisions.decide(params.model_copy(update={"versions": altered}), "v2")
+        decisions.decide(altered, "v2")
     assert kinds() == []
 
 

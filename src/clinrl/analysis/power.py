@@ -64,8 +64,6 @@ def detectable_from(spread: Spread, alpha: float, tests: int = 1) -> float | Non
 
     Alpha is divided by the number of tests, as in the first step of Holm's procedure.
     """
-    if spread.is_none:
-        return None
     level = alpha / tests
     squared = _squared_reaches(spread.runs, level)
     return _least(lambda effect: _shown(spread, effect, level, squared), 10 * spread.reach(level))

@@ -119,14 +119,14 @@ def _differences(counted: Any, written: Any, at: str = "") -> Iterator[tuple[str
     Values that were not computed are skipped: rows and tests are compared by name, and judges' measures are only in
     the written mapping of metrics.
     """
-    if at in ("rows", "paired"):
+    if at in ("rows", "paired") and isinstance(counted, list):
         counted, written = _named(counted), _named(written)
         written = {key: written.get(key) for key in counted}
-    if at == "metrics":
+    if at == "metrics" and isinstance(counted, Mapping):
         written = {key: written.get(key) for key in counted}
     if isinstance(counted, Mapping) and isinstance(written, Mapping):
-        for key in sorted(counted.keys() | written.keys(), key=str):
-            place = f"{at}.{key}" if at else str(key)
+        for key in sorted(counted.keys() | written.keys()):
+            place = f"{at}.{key}" if at else key
             yield from _differences(counted.get(key), written.get(key), place)
     elif isinstance(counted, list) and isinstance(written, list) and len(counted) == len(written):
         for number, (one, other) in enumerate(zip(counted, written, strict=True)):

@@ -108,7 +108,7 @@ def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | 
     randomisation test: its unit is a case with all its modes, or a whole cluster where cases come in clusters.
     """
     by_mode = {mode: _verdicts(kind, mine[mode], theirs[mode]) for mode in mine}
-    inside = sorted(set.intersection(*map(set, by_mode.values())))
+    inside = set.intersection(*map(set, by_mode.values()))
     if not inside:
         return None
     gains = [sum(a - b for a, b in (verdicts[i] for verdicts in by_mode.values())) for i in inside]
