@@ -7,6 +7,7 @@ from random import Random
 
 import numpy
 import pytest
+from pydantic import ValidationError
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -22,6 +23,7 @@ from clinrl.tasks.audit.cases import (
     THRESHOLDS,
     WINDOWS_DAYS,
     AuditCase,
+    AuditFacts,
     cases,
     differences_of,
     pool_of,
@@ -104,6 +106,23 @@ def each(chosen):
 )
 def test_rules_at_their_limits(changed, expected):
     assert violations(patient(**changed), PROTOCOL) == expected
+
+
+@pytest.mark.parametrize("changed", [{"age_max_years": 39}, {"stage_iv_window_days": 21}])
+def test_a_protocol_whose_limits_contradict_each_other_is_refused(changed):
+    with pytest.raises(ValidationError, match=r"no range|is not longer"):
+        TrialProtocol.model_validate(PROTOCOL.model_dump() | changed)
+
+
+def test_a_case_whose_records_and_proposals_do_not_match_is_refused():
+    facts = drawn("easy")[0].facts
+    for changed, fault in (
+        ({"records": facts.records * 2}, "two records"),
+        ({"proposals": facts.proposals[:1] * 2}, "two proposals"),
+        ({"records": ()}, "no record of patient"),
+    ):
+        with pytest.raises(ValidationError, match=fault):
+            AuditFacts.model_validate(dict(facts) | changed)
 
 
 def test_without_a_threshold_comorbidity_does_not_matter():

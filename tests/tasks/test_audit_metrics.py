@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import fbeta_score, precision_score, recall_score
 
-from clinrl.tasks.audit.episodes import APPROVED, format_decisions
+from clinrl.tasks.audit.env import RECORDED
+from clinrl.tasks.audit.episodes import APPROVED, format_decisions, parse
 from clinrl.tasks.audit.metrics import (
     METRICS,
     SHORT,
@@ -19,7 +20,7 @@ from clinrl.tasks.audit.metrics import (
 )
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
 from clinrl.tasks.base import get_task
-from clinrl.types import Unreadable
+from clinrl.types import Call, Message, Transcript, Unreadable
 
 TASK = get_task("audit")
 SILENT = Unreadable(reason="not submitted")
@@ -49,6 +50,20 @@ def texts(audit):
 def test_an_audit_is_dangerous_if_an_error_passes_and_exact_if_all_is_right(answer, is_exact, is_dangerous):
     assert METRICS["exact"].of(GOLD, answer) is is_exact
     assert dangerous(GOLD, answer) is is_dangerous
+
+
+def test_decisions_are_one_text_in_whatever_order_they_were_made():
+    calls = [Call(name="approve", arguments={"proposal_id": f"A{place}"}) for place in (3, 1, 2)]
+    calls.append(Call(name="submit_audit_report", arguments={"report": "done"}))
+    results = [Message(role="tool", content=result) for result in (*[RECORDED] * 3, "submitted")]
+    messages = (Message(role="assistant", content="", calls=tuple(calls)), *results)
+    answer = parse(Transcript(messages=messages, stop="answered"))
+    assert answer == "A1 approve; A2 approve; A3 approve"
+
+
+def test_results_without_calls_are_passed_over():
+    messages = [Message(role=role, content="submitted") for role in ("tool", "user", "tool")]
+    assert isinstance(parse(Transcript(messages=tuple(messages), stop="answered")), Unreadable)
 
 
 def test_where_the_actor_makes_no_error_nothing_is_dangerous():

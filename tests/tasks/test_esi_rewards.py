@@ -383,6 +383,6 @@ def test_a_refined_reward_pays_its_levels_as_before_and_silence_the_least(reward
             assert level_value(found, gold, answered) == level_value(reward, gold, answered)
     for rule in set(MODIFIERS).intersection(rules):
         assert getattr(found.modifiers, f"{rule}_miss") < 0
-    assert found == reward or found.unreadable_is_worst
+    assert found == reward or (found.unreadable_is_worst and not set(MODIFIERS).isdisjoint(rules))
     if found.model_copy(update={"unreadable": reward.unreadable}).unreadable_is_worst:
         assert found.unreadable == reward.unreadable

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agreement import agreement, spread
 from attacks import NO_LITERATURE, OPENER
+from clinrl.artifacts import digest
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import (
     KEYS,
@@ -157,6 +158,7 @@ def test_lessons_are_the_same_each_time_and_spread_over_the_range():
     assert few == again
     assert few != other
     assert few != second
+    assert digest([few, second])[:16] == "cc5c5960791c5c5c", "the embedded judges were trained on other lessons"
     first = list(lessons("judge", 330, 1, known))
     assert len(first) == 330
     counts = spread(first)

@@ -157,6 +157,14 @@ def test_a_gate_that_is_shut_asks_nothing():
     assert requests(case, turn, PUBLISHED["llm-eval"])
     assert requests(case, turn, ARMS["ungated"])
     assert requests(case, turn, Reward(judge=Judged(reader="corrected", gated=False, weight=0.0))) == ()
+    assert requests(case, said(f"<answer>{UA}</answer>"), CORRECTED["llm-eval"]) == ()  # there is no reasoning to judge
+
+
+def test_the_matched_similarity_alone_is_asked_without_citations():
+    case = next(case for case in known() if "[" in " ".join(case.key.reasoning))
+    turn = said(f"<answer>{case.key.label}</answer>", " ".join(case.key.reasoning))
+    for reward, cited in ((CORRECTED["custom-embedding"], False), (PUBLISHED["custom-embedding"], True)):
+        assert any("[" in ask.text for ask in requests(case, turn, reward)) == cited
 
 
 @pytest.mark.parametrize("arm", ["ungated", "second judge"])

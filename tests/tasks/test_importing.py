@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 import dolls
 import esi_sources as synthetic
@@ -63,9 +64,15 @@ def test_a_group_of_a_drawn_case_names_none(text):
     assert use_of(pseudonym("subject", text), {"train": 99, "exam": 1}) in ("train", "exam")
 
 
-@pytest.mark.parametrize("group", ["chest pain/acs/0FHVPRD", "x/imported/1", "imported", "/imported/"])
+@pytest.mark.parametrize("group", ["chest pain/acs/0FHVPRD", "x/imported/1", "imported", "/imported/", "exam"])
 def test_other_groups_have_no_named_pool(group):
     assert pool_of(group) is None
+
+
+@pytest.mark.parametrize("key", [None, 5])
+def test_a_key_that_is_no_record_is_refused(key):
+    with pytest.raises(ValidationError, match="key"):
+        TASK.Case.model_validate(case("Cough.", "exam/imported/1").model_dump() | {"key": key})
 
 
 @given(st.text())
@@ -178,6 +185,14 @@ def test_of_an_answer_only_its_line_is_kept(before, after, level):
 def test_nothing_is_kept_of_an_unreadable_answer(content):
     kept = redact(TASK, case("A secret story.", "exam/imported/1"), graded(content))
     assert "secret" not in kept.model_dump_json()
+
+
+def test_of_the_turns_of_tools_and_users_nothing_is_kept():
+    line = graded("ANSWER: ESI 2")
+    turns = (*(Message(role=role, content="secret") for role in ("user", "tool")), *line.transcript.messages)
+    line = line.model_copy(update={"transcript": Transcript(messages=turns, stop="answered")})
+    kept = redact(TASK, case("A secret story.", "exam/imported/1"), line)
+    assert [turn.content for turn in kept.transcript.messages] == ["ANSWER: ESI 2"]
 
 
 @pytest.mark.parametrize("label", get_task("imaging").labels)
