@@ -165,7 +165,7 @@ EVALUATE = {
     "resit": stage(
         "evaluation.resit",
         name("NAME", "a version or a merge of params.yaml"),
-        help="let a champion take a fresh exam, so that its gate can compare with it",
+        help="let a champion take a fresh exam besides its own",
         description="Evaluates NAME on the exam that `resits` in params.yaml names, besides its own. Keeps the answers "
         "in data/resits/NAME for the decisions on later versions, and writes no report.",
         examples="clinrl resit esi-v49",
