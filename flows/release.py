@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Running
 
 from clinrl.config.params import Params, load_params
-from clinrl.errors import GateError, Refused, SignatureError
+from clinrl.errors import ArtefactError, GateError, Refused, SignatureError
 from clinrl.release import promotion as releases
 from clinrl.release.gate import Decision
 from clinrl.release.moves import approval_of
@@ -102,7 +102,7 @@ def full_model(params: Params, fold: str, version: str) -> str | None:
             if decision.promote:
                 approval, approved = approval_of(params, champion_of(params, version))
                 steps.promote(fold, decision, approval, approved)
-        except GateError as refused:  # the version is champion all the same
+        except (ArtefactError, GateError) as refused:  # the version is champion all the same
             return f"{fold} is not promoted: {refused}"
     return outcome(params, fold)
 

@@ -127,6 +127,8 @@ def test_imported_cases_are_counted_of_every_version_after_the_plan_s():
     assert "versions.v2.data is 'from-v2' with 4001 cases" in outside(params, "v3", cases.__getitem__)
     assert outside(params, "v3", (cases | {"from-v2": 4000}).__getitem__) is None
     assert outside(params, "v3") is None  # before they are read
+    drawn = Params.model_validate(VALID)
+    assert "versions.v3.data is 'esi-d1' with 4001 cases" in str(outside(drawn, "v3", lambda data: 4001))
 
 
 def test_without_a_plan_everything_is_inside():

@@ -136,8 +136,8 @@ def check(params: "Params", task: str) -> None:
 def outside(params: "Params", version: str, count: Callable[[str], int] = lambda data: 0) -> str | None:
     """The field in which a version is outside its task's plan, as a sentence; None if it is inside, or without a plan.
 
-    Each version after the last ancestor that the plan names must be inside. `count` returns the number of cases of an
-    imported data set, which params.yaml does not say; by default they are not counted.
+    Each version after the last ancestor that the plan names must be inside. `count` returns the number of cases that a
+    data set has; by default they are not counted, and those of a drawn one are as many as params.yaml asks for.
     """
     spec = params.versions[version]
     if spec.task not in params.plans:
@@ -149,8 +149,11 @@ def outside(params: "Params", version: str, count: Callable[[str], int] = lambda
     if spec.exam != changes.exam:  # those before it were decided on the exam of their time
         found.append(f"versions.{version}.exam is {spec.exam!r}, and releases are decided on {changes.exam}")
     for name in chain[max(planned) + 1 :] if planned else ():
-        drawn = params.datasets.get(data := params.versions[name].data)
-        found += filter(None, [_outside(params, name, changes, drawn.cases if drawn else count(data))])
+        data = params.versions[name].data
+        cases = params.datasets[data].cases if data in params.datasets else count(data)
+        if name == version:  # params.yaml may ask for another number than it was trained on
+            cases = max(cases, count(data))
+        found += filter(None, [_outside(params, name, changes, cases)])
     if found:
         return f"{version} is outside plans.{spec.task}.changes: {found[0]}; change the plan, or the version"
     return None

@@ -42,7 +42,7 @@ def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str |
 def outside_plan(params: Params, name: str) -> str | None:
     """A sentence that says why a version, or a part of a merge, is outside its task's plan; None if none is.
 
-    Raises ArtefactError if imported training cases are missing or altered.
+    Raises ArtefactError if its training cases, or imported ones of an ancestor, are missing or altered.
     """
     task = params.model(name).task
     plan = params.plans.get(task.name)
@@ -65,11 +65,28 @@ def no_look_left(params: Params, task: str) -> str | None:
     """
     if task not in params.plans:
         return None
-    plan = params.plans[task]
+    plan, champion = params.plans[task], versions.holder(task, CHAMPION)
+    if champion and (reason := missing_resit(params, champion.name, plan.changes.exam)):
+        return reason
     exam = validated_identity(plan.changes.exam, get_task(task))
     lines = audit_log.lines(params)
     spent = budget.account(lines, exam, plan.budget.alpha)
     return budget.used_up(spent, plan.budget, plan.changes.exam)
+
+
+def missing_resit(params: Params, name: str, exam: str) -> str | None:
+    """A sentence that says what to add for a champion that takes another exam than this one; None if it takes it.
+
+    Raises ParamsError for a name that params.yaml does not have.
+    """
+    model = params.model(name)
+    if exam == model.exam or (name in params.resits and params.resits[name].data == exam):
+        return None
+    block = f"{name}: {{task: {model.task.name}, data: {exam}}}"
+    return (
+        f"the champion {name} takes another exam than {exam}; add `{block}` to `resits` in params.yaml, and run "
+        f"`dvc repro resit@{name}`"
+    )
 
 
 def mine_data(params: Params, name: str) -> str:

@@ -22,7 +22,7 @@ from clinrl.registry import versions
 from clinrl.registry.log_run import stated
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, budget, form, gate
-from clinrl.release.change_control import changed_since_training, outside_plan
+from clinrl.release.change_control import changed_since_training, missing_resit, outside_plan
 from clinrl.release.gate import Decision
 from clinrl.release.moves import decisions_on, interrupted, is_of, last_move, recorded_champion, surpassed
 
@@ -80,7 +80,9 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
                 f"{part} was trained with another {field} than params.yaml has now; put it back, or run "
                 f"`dvc repro evaluate@{part}`"
             )
-    if refusal := outside_plan(params, name):
+    digest, lines = _answered_by(paths.graded(name)), audit_log.lines(params)
+    is_champion = digest == recorded_champion(model.registered, lines)  # also where the registry has lost it
+    if not is_champion and (refusal := outside_plan(params, name)):
         raise GateError(refusal)
     lock.demand(params, name)
     run = open_run(params, model)
@@ -93,7 +95,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     def answers(other: str, folder: Path) -> dict[str, Answers]:
         return {mode: load_answers(run, mode, other, folder) for mode in run.modes}
 
-    plan, digest = params.plans.get(task), _answered_by(paths.graded(name))
+    plan = params.plans.get(task)
     rivals, look, spent = {}, None, None
     if champion is not None:
         folder = _champions_answers(params, champion, model, run.exam_digest)
@@ -171,28 +173,33 @@ def _champions_answers(params: Params, champion: Entry, model: Model, exam_diges
     Raises ArtefactError if no folder has answers of this adapter, since its name may mean another one by now, if it
     took another exam, or if the answers are neither those that dvc.lock records nor those that its approval names.
     """
-    graded, recorded, other_exam = paths.graded(champion.name), lock.outputs(lock.read()), False
+    graded, resit, recorded = paths.graded(champion.name), paths.resit(champion.name), lock.read()
     approved = {
         line.body["answers"] for line in audit_log.lines(params) if line.kind == "approval" and is_of(line, champion)
     }
-    for folder in (graded, paths.resit(champion.name), paths.champions_answers(champion.digest)):
+    for folder in (graded, resit, paths.champions_answers(champion.digest)):
         if not folder.exists() or _answered_by(folder) != champion.digest:
             continue
         if artifacts.read_manifest(folder).inputs["exam"] != exam_digest:
-            other_exam = True
             continue
-        is_recorded = str(folder) in recorded and recorded[str(folder)] == md5(folder)
+        if folder == resit:
+            stage = f"resit@{champion.name}"
+            for fact in lock.facts(recorded, stage):
+                if fact.stage == stage and fact.state in ("altered", "unrecorded"):
+                    raise ArtefactError(fact.sentence)
+            return folder
+        is_recorded = folder == graded and lock.outputs(recorded).get(str(graded)) == md5(graded)
         if is_recorded or artifacts.identity(artifacts.verified(folder)) in approved:
             return folder
         raise ArtefactError(
             f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.audit_log()} know; "
             f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
         )
-    if other_exam:
-        block = f"{champion.name}: {{task: {model.task.name}, data: {model.exam}}}"
+    if graded.exists() and _answered_by(graded) == champion.digest:
+        stage = f"{'resit' if champion.name in params.resits else 'evaluate'}@{champion.name}"
         raise ArtefactError(
-            f"the champion {champion.name} took another exam than {model.exam} now is; add `{block}` to `resits` in "
-            f"params.yaml, and run `dvc repro resit@{champion.name}`"
+            missing_resit(params, champion.name, model.exam)
+            or f"the champion {champion.name} did not answer {model.exam} as it now is; run `dvc repro {stage}`"
         )
     raise ArtefactError(
         f"{graded} was answered by another adapter than the champion {champion.name}; bring the "

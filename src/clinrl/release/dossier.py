@@ -114,6 +114,7 @@ def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[s
 
     return {
         "name": name, "task": task, "scale": params.scale, "confidence": f"{LEVEL:.0%}", "papers": PAPERS,
+        "compared": model.compared,
         "lineage": lineage, "versions": params.versions, "reports": reports, "first": first,
         "metrics": [metric for metric in found if metric in cited.names(first, "metrics")],
         "data": used, "drawn": not params.imports.keys() & {*used},
