@@ -365,6 +365,26 @@ def test_a_row_has_a_curve_only_if_all_its_seeds_have():
     assert compare._costs(spec, members) == {"plain": (one, one)}
 
 
+def test_a_row_has_what_only_reports_have_if_those_of_all_its_seeds_do():
+    opinion, variant = "second_opinion", "without_evidence"
+
+    def only_reported(*has: bool) -> tuple[object, object]:
+        reports = [({opinion: 0.5}, {"view": {variant: {}}}) if one else ({}, {}) for one in has]
+        members = {
+            str(seed): SimpleNamespace(
+                answers=SimpleNamespace(answers=[]),
+                qualities={},
+                report=SimpleNamespace(metrics=metrics, slices=slices),
+            )
+            for seed, (metrics, slices) in enumerate(reports)
+        }
+        entry = compare._entry(get_task("imaging"), "plain", "arm", members)
+        return entry.reported, entry.variants
+
+    assert only_reported(True, True) == ({opinion: [0.5, 0.5]}, {variant: [{}, {}]})
+    assert only_reported(True, False) == only_reported(False, True) == ({}, {})
+
+
 def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built, tmp_path, real):
     esi, plain = get_task("esi"), report(built)
     assert plain.costs == {}
