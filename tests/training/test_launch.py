@@ -594,7 +594,7 @@ def scorer(project):
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),
             case=[case.model_dump_json()] * len(turns), mode=["think", "direct"] * (len(turns) // 2),
-            log_metric=logged.__setitem__, **({"phase": [2] * len(turns)} if phases else {}),
+            row=[0] * len(turns), log_metric=logged.__setitem__, **({"phase": [2] * len(turns)} if phases else {}),
         )  # fmt: skip
         return totals, logged
 

@@ -89,9 +89,9 @@ def reward_function(
         completions: Sequence[Any],
         case: Sequence[str],
         mode: Sequence[str],
+        row: Sequence[int],
         log_metric: Callable[[str, float], None],
         phase: Sequence[int] = (),
-        row: Sequence[int] = (0,),
         **_: Any,
     ) -> list[float]:
         known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
