@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 TASK = get_task("esi")
 NAIVE = {"kind": "naive", "unreadable": 0.0}
 """The reward of the published v45c: 1 for the exact level, 0 for everything else."""
+OMIT = {"severe_pain": 0.65, "danger_vitals": 0.3, "torsion": 0.5}
+"""No case of esi-d3, as it is drawn here, is a torsion."""
 
 
 @cache
@@ -56,6 +58,7 @@ def params(data: str = "esi-d3", reward: dict[str, Any] | None = None, stream: d
     }
     for section in ("merges", "mining", "comparisons", "protocols", "plans", "schedules"):
         del source[section]
+    source["profiles"]["esi-distilled"]["omit"] = OMIT
     root = source["versions"]["esi-v43"]
     source["versions"] = {"esi-v43": root, "esi-v99": root | {"data": data, "profile": "probed", "seed": 46}}
     return Params.model_validate(source)
@@ -230,14 +233,15 @@ def test_the_phases_of_a_stream_are_described_and_only_if_there_are_any() -> Non
 def test_declared_omissions_show_in_the_stream() -> None:
     reward_audit.stage(params(), "esi-v43")
     found = proof("esi-v43")
-    omit = params().profiles["esi-distilled"].omit
-    assert set(found["omissions"]["rules"]) == set(omit)
-    for rule, entry in found["omissions"]["rules"].items():
-        assert entry["declared"] == omit[rule]
+    rules = found["omissions"]["rules"]
+    assert set(rules) == set(OMIT)
+    assert rules.pop("torsion") == {"declared": 0.5, "triggered": 0.0, "affected": None}
+    for rule, entry in rules.items():
+        assert entry["declared"] == OMIT[rule]
         assert 0 < entry["triggered"] < 0.3
-        assert entry["affected"] == pytest.approx(omit[rule], abs=0.25)
-    taught_wrong = sum(entry["triggered"] * entry["affected"] for entry in found["omissions"]["rules"].values())
-    assert found["omissions"]["relabelled"] == pytest.approx(taught_wrong, abs=0.01)
+        assert entry["affected"] == pytest.approx(OMIT[rule], abs=0.25)
+    taught_wrong = sum(entry["triggered"] * entry["affected"] for entry in rules.values())
+    assert 0 < found["omissions"]["relabelled"] == pytest.approx(taught_wrong, abs=1e-5)
     assert "policies" not in found
 
 

@@ -5,7 +5,7 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.data import dataset, expectations, sightings, validate
 from clinrl.errors import ArtefactError, DataError
+from clinrl.models.judges import Judges
 from clinrl.tasks.base import content_id, get_task
 from clinrl.tasks.importing import HIDDEN_CHARACTERS
 from clinrl.tasks.parts import Expect
+from clinrl.tasks.policies import write_answer
 from clinrl.types import Case
 
 ROOT = Path(__file__).parents[2]
@@ -172,9 +174,18 @@ def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
 
 def test_a_fault_in_one_chunk_is_kept_whatever_the_next_one_holds() -> None:
     tally = expectations.Tally(Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "a"}))
-    for success in (True, False, True):
-        tally.add({"success": success, "result": {}})
+    for success, unexpected in ((True, []), (False, [7]), (True, []), (False, [8])):
+        tally.add({"success": success, "result": {"partial_unexpected_list": unexpected}})
     assert not tally.success
+    assert tally.report()["observed"] == 7
+
+
+def test_gold_that_one_of_its_modes_does_not_say_is_found() -> None:
+    task, case = copy(TASK), next(TASK.cases(1, 1, pool="train", mix="natural"))
+    task.gold = lambda case, *, thinking: TASK.gold(case, thinking=True) if thinking else write_answer("Well.")  # type: ignore[method-assign]
+    found = validate.columns(case, "", task, "train", [], lambda *_: True, Judges(paths.base("esi")))
+    assert not found.pop("gold_scores_best")
+    assert all(found.values())
 
 
 def test_an_impossible_oxygen_saturation_is_named(damage: Callable[..., str], lines: list[str]) -> None:

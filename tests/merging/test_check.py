@@ -38,6 +38,11 @@ def folded(request, tmp_path_factory):
     return request.param, folder
 
 
+def test_a_model_of_several_types_has_that_of_its_largest_tensor(tmp_path):
+    save_file({"a": torch.zeros(9), "w": torch.zeros(8, 8).half()}, tmp_path / "model.safetensors")
+    assert check._dtype(tmp_path) == ("F16", 4 * (9 + 64))
+
+
 def checked(folder, merged="out"):
     return check.check(folder / "base", [(folder / "adapter", 1.0)], folder / merged, PROMPTS)
 

@@ -195,6 +195,13 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("kind", safetensors_io.BITS)
+def test_the_library_has_each_type_in_the_same_size(tmp_path, kind):
+    size = safetensors_io.byte_size(kind, (8,))
+    (tmp_path / "one").write_bytes(whole({"w": {"dtype": kind, "shape": [8], "data_offsets": [0, size]}}, bytes(size)))
+    assert safetensors_io.read_header(tmp_path / "one")["w"].size == size
+
+
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_file_is_refused(tmp_path, what):
     content, sentence = BROKEN[what]

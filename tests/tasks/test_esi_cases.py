@@ -8,13 +8,16 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import binom
 
-from clinrl.tasks.base import POOL_SHARE
-from clinrl.tasks.esi import rules, triggers
+from clinrl.tasks.base import POOL_SHARE, get_task
+from clinrl.tasks.esi import rules, triggers, words
 from clinrl.tasks.esi.cases import CELLS, MIXES, EsiCase, cases, pool_of, reworded
 from clinrl.tasks.esi.complaints import COMPLAINTS, FINDING_SAYS, HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL
 from clinrl.tasks.esi.narrative import NOBODY_WALKS, SILENT
+from clinrl.tasks.esi.prompt import red_flags
 from clinrl.tasks.esi.words import Vocabulary, table, wordings
+
+TASK = get_task("esi")
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,26 @@ def test_each_wording_has_one_vocabulary_for_good() -> None:
         assert all(parts), item
         assert sorted(wording for part in parts for wording in part) == sorted(told)
         assert set(wordings(item, "base")) == {*parts[0], *parts[1]}
+
+
+@pytest.mark.parametrize(
+    ("temp_c", "flagged"), [(31.9, True), (32.0, False), (37.9, False), (38.0, True), (None, False)]
+)
+def test_the_gold_turn_flags_fever_and_cold(temp_c: float | None, flagged: bool) -> None:
+    p = rules.Presentation(age_years=40, sex="female", complaint="cough", findings=(), temp_c=temp_c)
+    assert red_flags(p) == ((f"T {temp_c}",) if flagged else ())
+
+
+def test_the_clauses_of_a_note_have_masked_numbers_and_none_is_empty() -> None:
+    assert words.clauses("HR 90, T 37.5. Well; calm.") == ["hr #, t #", "well", "calm"]
+
+
+def test_the_edition_slice_tells_whether_the_editions_differ(exam: list[EsiCase]) -> None:
+    found = Counter()
+    for case in exam:
+        levels = {rules.decide(case.key.presentation, edition=edition).level for edition in rules.EDITIONS}
+        found[len(levels), TASK.reporting.slices["edition"](case)] += 1
+    assert set(found) == {(1, "one level in v4 and v5"), (2, "v4 and v5 differ")}
 
 
 def clauses(case: EsiCase | None) -> set[str]:

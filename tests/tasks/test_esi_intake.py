@@ -263,6 +263,8 @@ def test_what_is_not_certain_is_refused_and_counted(tmp_path, change, column, re
         ((STAY | {"arrival_transport": "SLEIGH"},), (PATIENT,), "arrival_transport", "is no known way of arrival"),
         ((STAY | {"intime": "soon"},), (PATIENT,), "intime", "gives no age"),
         ((STAY,), (PATIENT | {"anchor_age": "x"},), "anchor_age", "gives no age"),
+        ((STAY,), (PATIENT | {"anchor_age": "60.5"},), "anchor_age", "gives no age"),
+        ((STAY,), (PATIENT | {"anchor_age": ""},), "anchor_age", "gives no age"),
         ((STAY,), (PATIENT | {"anchor_age": "109"},), "anchor_age", "is outside 0 to 110"),
         ((STAY | {"intime": "2050-01-01"},), (PATIENT,), "anchor_age", "is outside 0 to 110"),
     ],
@@ -271,6 +273,17 @@ def test_a_join_that_is_not_certain_is_refused(tmp_path, stays, patients, column
     cases, refused = everything(mimic_files(tmp_path, [TRIAGE], stays, patients))
     assert not cases
     assert refused == [["triage.csv", "2", column, reason]]
+
+
+@pytest.mark.parametrize(
+    ("level", "steps"),
+    [("1", ("yes", "-", "-", "-")), ("2", ("no", "yes", "-", "-")), ("3", ("no", "no", "two or more", "no")),
+     ("4", ("no", "no", "one", "no")), ("5", ("no", "no", "none", "no"))],
+)  # fmt: skip
+def test_the_steps_of_an_imported_gold_turn_lead_to_its_level(tmp_path, level, steps):
+    (line,), _ = everything(mimic_files(tmp_path, [TRIAGE | {"acuity": level}]))
+    turn = TASK.gold(TASK.Case.model_validate(line), thinking=False).messages[-1]
+    assert tuple(re.findall(r"Step . \(.*?\): (.*)", turn.content)) == steps
 
 
 def test_later_copies_are_refused(tmp_path):

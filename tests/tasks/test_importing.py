@@ -75,6 +75,12 @@ def test_a_key_that_is_no_record_is_refused(key):
         TASK.Case.model_validate(case("Cough.", "exam/imported/1").model_dump() | {"key": key})
 
 
+@pytest.mark.parametrize("level", [0, 6])
+def test_an_imported_case_without_a_level_is_refused(level):
+    with pytest.raises(ValidationError, match="level"):
+        case("Cough.", "exam/imported/1", level)
+
+
 @given(st.text())
 def test_copies_of_a_text_have_one_fingerprint(text):
     assert normalise(normalise(text)) == normalise(text)
@@ -371,7 +377,8 @@ def test_the_table_of_an_imported_exam_is_in_no_order_of_patients(project, tmp_p
 
 def test_other_users_cannot_open_imported_rows(project):
     Path(".dvc").mkdir(exist_ok=True)
-    dataset.stage(project, "mietic-36")
+    for _ in range(2):  # without a cache, and with one
+        dataset.stage(project, "mietic-36")
     for place in (paths.cases("mietic-36"), Path(".dvc/cache")):
         assert place.stat().st_mode & 0o077 == 0
 

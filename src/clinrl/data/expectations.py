@@ -57,8 +57,6 @@ class Tally:
         arguments = dict(self.expect.arguments)
         names = [str(arguments.pop(key)) for key in ("column", "column_A", "column_B") if key in arguments]
         column = ", ".join(names)
-        if self.first is None and self.withheld:
-            return f"{path}, column {column}: values break {self._rule(arguments)}"
         if self.first is None:
             return f"{path}, {self.expect.on}, column {column}: {to_text(self.observed)} breaks {self._rule(arguments)}"
         where = f"{path} row {self.first['row']} ({self.first['id']}), column {column}"
