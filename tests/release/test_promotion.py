@@ -747,6 +747,7 @@ def test_a_used_up_budget_refuses_what_is_new_alone(params):
     assert not decisions.decide(plan, "v3").promote
     assert change_control.no_look_left(planned(), "esi") is None
     assert change_control.no_look_left(params, "esi") is None
+    assert change_control.missing_resit(params, "v9", "x2") is None  # a champion that was cut from params.yaml
 
 
 @pytest.mark.long

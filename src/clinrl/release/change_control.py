@@ -75,10 +75,12 @@ def no_look_left(params: Params, task: str) -> str | None:
 
 
 def missing_resit(params: Params, name: str, exam: str) -> str | None:
-    """A sentence that says what to add for a champion that takes another exam than this one; None if it takes it.
+    """A sentence that says what to add for a champion that takes another exam than this one.
 
-    Raises ParamsError for a name that params.yaml does not have.
+    None if it takes it, and for a name that params.yaml no longer has.
     """
+    if name not in params.versions and name not in params.merges.all:
+        return None
     model = params.model(name)
     if exam == model.exam or (name in params.resits and params.resits[name].data == exam):
         return None

@@ -105,12 +105,12 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
             tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
             test = form.TEST if run.clusters is None else form.TEST_OF_CLUSTERS
             key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], test]))
-            spent = budget.account(audit_log.lines(params), run.exam_digest, plan.budget.alpha)
+            spent = budget.account(lines, run.exam_digest, plan.budget.alpha)
             look = budget.look(spent, plan.budget, key, model.exam)
     if name in params.merges.folds:
         version = params.merges.folds[name].version
         rivals[version] = answers(version, paths.graded(version))
-    moved = last_move(model.registered, audit_log.lines(params))
+    moved = last_move(model.registered, lines)
     return gate.decide(
         model.task,
         params.gates[task],
