@@ -300,8 +300,11 @@ def test_missing_altered_and_foreign_answers_are_refused(project):
     altered(path, **kept | {"adapter_digest": "b" * 64})
     with pytest.raises(ArtefactError, match=r"imaging/plain-2.json are of another adapter than"):
         compare.stage(project, "recipes")
-    altered(path, **kept | {"given": {"think": {"answers": [other], "qualities": {}}}})
+    altered(path, **kept | {"given": kept["given"] | {"think": {"answers": [other], "qualities": {}}}})
     with pytest.raises(ArtefactError, match=r"imaging/plain-2.json does not answer the 80 cases of x1"):
+        compare.stage(project, "recipes")
+    altered(path, **kept | {part: {"think": kept[part]["think"]} for part in ("given", "modes")})
+    with pytest.raises(ArtefactError, match=r"imaging/plain-2.json has no answers in mode direct, only in think"):
         compare.stage(project, "recipes")
     path.write_text("[]", encoding="utf-8")
     with pytest.raises(ArtefactError, match=r"imaging/plain-2.json holds no answers to an exam; restore it from git"):
@@ -329,6 +332,10 @@ def test_seeds_that_sat_another_exam_or_decoded_otherwise_are_refused(project):
         compare.stage(project, "recipes")
     altered(path, **kept | {"modes": {mode: spec | {"temperature": 0.7} for mode, spec in kept["modes"].items()}})
     with pytest.raises(ArtefactError, match="decoding of the mode differs"):
+        compare.stage(project, "recipes")
+    altered(path, **kept)
+    altered(paths.report("better-3") / "think.json", mode_spec={"thinking": True, "temperature": 0.7})
+    with pytest.raises(ArtefactError, match="better-3 and better-3 cannot be compared: their decoding of the mode"):
         compare.stage(project, "recipes")
 
 

@@ -340,6 +340,18 @@ def test_answers_under_a_variant_are_to_each_case_that_has_it_once_and_in_order(
             continue
         with pytest.raises(ArtefactError, match=f"not answer the cases of this exam that have the variant {variant}"):
             answers.load_variants(run, "direct", Path(), [variant])
+    other = 1 if lines[0].answer != 1 else 2
+    forged = [lines[0].model_copy(update={"answer": other}), *lines[1:]]
+    write_text(Path(f"direct.{variant}.jsonl"), "".join(line.model_dump_json() + "\n" for line in forged))
+    with pytest.raises(ArtefactError, match=r"jsonl line 1 gives another answer to .* than its transcript does"):
+        answers.load_variants(run, "direct", Path(), [variant])
+
+
+def test_who_took_a_turn_among_others_has_answered_and_who_took_none_has_not():
+    asked = Message(role="user", content="ANSWER: ESI 1")
+    assert answers.answer(ESI, Transcript(messages=(asked, *says(2).messages), stop="answered")) == 2
+    silent = answers.answer(ESI, Transcript(messages=(asked,), stop="answered"))
+    assert silent == Unreadable(reason="no assistant turn")
 
 
 def test_a_missing_report_says_how_to_make_it(project):

@@ -675,9 +675,11 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     with pytest.raises(ArtefactError, match=r"data/graded/v1 is not what dvc\.lock records of evaluate@v1"):
         register(project, "v1")
     locks.record(project)
+    assert not is_registered(project, "v1"), "not with these numbers"
 
     second = register(project, "v1")
 
+    assert is_registered(project, "v1")
     report = exhibits.reports("v1")["think"]
     assert second.tags.pop("examined") != first.tags.pop("examined")
     assert second == first

@@ -1,9 +1,11 @@
 """What is counted of real requests to a real server: all of it, none of its words, and shadows that harm nobody."""
 
+import asyncio
 import json
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +188,39 @@ def test_what_could_not_be_written_down_is_written_later(
     assert total("v1")[counts.TEXT, "familiar"] == 3
     assert store.match("esi", dict.fromkeys(asked[:-kept], "1")) == 0
     assert store.match("esi", dict.fromkeys(asked, "1")) == kept
+
+
+def test_an_exam_is_looked_for_again_and_learned_anew_if_it_is_another(monkeypatch: Any) -> None:
+    here, learned = [""], []
+
+    def reference(*_: Any) -> tuple[counts.Reader, counts.Counts]:
+        learned.append(here[0])
+        return counts.Reader((), {}, None, lambda _: {}, here[0]), counts.Counts()
+
+    monkeypatch.setattr(counts, "exam_digest", lambda *_: here[0])
+    monkeypatch.setattr(counts, "reference", reference)
+    monkeypatch.setattr(watch, "AGAIN_S", 0.0)
+    counting = watch.Watch("esi", SimpleNamespace(params=None), None, shadow=0.0)  # type: ignore[arg-type]
+    for here[0] in ("first", "first", "second", "second"):
+        reader = counting._learned("v1", "digest")
+        assert reader is not None
+        assert reader.exam == here[0]
+    counting.end()
+    assert learned == ["first", "second"]
+
+
+def test_a_candidate_that_went_while_a_request_waited_ends_no_later_shadow(capfd: Any) -> None:
+    async def follow() -> None:
+        counting = watch.Watch("esi", SimpleNamespace(names={}), None, shadow=1.0)  # type: ignore[arg-type]
+        following = asyncio.create_task(counting._follow(lambda: True, lambda *_: None))  # type: ignore[arg-type]
+        counting._shadows.put_nowait(None)  # type: ignore[arg-type]
+        await asyncio.wait([following], timeout=0.05)
+        assert counting._shadows.empty()
+        assert following.cancel()
+        counting.end()
+
+    asyncio.run(follow())
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.long

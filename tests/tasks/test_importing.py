@@ -27,7 +27,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.imaging.imported import ImportedKey as ImagingKey
 from clinrl.tasks.importing import MARK, check_apart, fingerprint, normalise, pool_of, pseudonym, redact, use_of
-from clinrl.types import Graded, Message, Transcript, transcript_of
+from clinrl.types import Graded, Message, Transcript, Unreadable, transcript_of
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "data/sources/synthetic"
@@ -217,6 +217,10 @@ def test_an_answer_that_spans_lines_is_kept_so_that_it_reads_as_itself(form, lab
     kept = redact(task, asked, line)
     answers.check_answers(task, [asked], [kept], Path("think.jsonl"))
     assert "secret" not in kept.model_dump_json().lower()
+    for other in (*({*task.labels} - {label}), Unreadable(reason="empty")):
+        forged = kept.model_copy(update={"answer": other})
+        with pytest.raises(ArtefactError, match=r"think\.jsonl line 1 gives another answer to"):
+            answers.check_answers(task, [asked], [forged], Path("think.jsonl"))
 
 
 def test_answers_to_drawn_cases_are_kept_whole():

@@ -125,6 +125,7 @@ def test_p_of_a_finding_pays_for_all_that_is_tested() -> None:
     assert row.p == pytest.approx(alone * 4 * 2, rel=0.1)
     bound = binomtest(100, 200).proportion_ci(1 - 2 * 0.05 / 2 / 4).high
     assert row.limit == pytest.approx(bound + Watch().margin, rel=1e-3)
+    assert (row.bucket, row.exam, row.served, row.n) == ("not b", 0.5, 0.9167, 60)
 
 
 def test_of_imported_cases_no_word_and_no_exact_value_is_kept() -> None:

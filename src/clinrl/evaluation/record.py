@@ -134,7 +134,7 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
 
 def write_record(task: Task, record: Record, exam: str, data: str | None) -> None:
     """Write the record of an exam, with the digests of its inputs. Raises OSError if one of them cannot be read."""
-    kept = [paths.graded(record.name), *sorted(paths.report(record.name).glob("*.json"))]
+    kept = [paths.graded(record.name), *paths.report(record.name).glob("*.json")]
     used = [*(path for path in kept if path.exists()), *(paths.cases(cases) for cases in (exam, data) if cases)]
     whole = record.model_copy(update={"md5": {path.as_posix(): md5(path) for path in used}})
     write_text(paths.exam_record(task.name, record.name), canonical_json(whole.model_dump(mode="json")) + "\n")
