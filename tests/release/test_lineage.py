@@ -175,7 +175,7 @@ def test_an_exam_of_another_adapter_is_named(params):
     [
         ("cases/d1", {"spec": {"use": "mine"}}, "data", "d1 is drawn from the mine pool, .* it must be train data"),
         ("cases/x1", {"spec": {"use": "mine"}}, "exam", "x1 is drawn from the mine pool, so it is no exam of v1"),
-        ("cases/x1", {"spec": {"seed": 5}}, "exam", "graded/v1 answers another exam than x1 now is; run `dvc repro evaluate@v1`"),
+        ("cases/x1", {"spec": {"seed": 5}}, "exam", "answers another exam than x1 now is; run `dvc repro evaluate@v1`"),
         ("graded/v1", {"inputs": {"adapter": "0" * 64}}, "exam", "graded/v1 was answered by another model; run"),
     ],
 )
