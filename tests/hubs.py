@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote
 import pytest
 
 REPO, COMMIT = "owner/name", "c" * 40
-FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights" * 9}
+FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights" * 9, "tokenizer.json": b"{}"}
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Alarms: each failure raises its own, a healthy run raises none, and a run reads the same live and afterwards."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -159,18 +160,28 @@ def test_a_finished_run_is_read_from_its_file(tmp_path):
     path = tmp_path / "history.jsonl"
     history = run(loss=lambda n: None if n == 4 else 0.1)
     path.write_text("".join(json.dumps(line) + "\n" for line in history))
-    assert alerts.read(path) == history
+    assert list(alerts.read(path)) == history
     assert alarms(alerts.read(path)) == alarms(history)
 
 
 def test_a_history_that_is_missing_or_has_a_line_that_is_no_step_is_refused(tmp_path):
     path = tmp_path / "history.jsonl"
     with pytest.raises(ArtefactError, match=r"history.jsonl does not exist; train the version first, or restore it"):
-        alerts.read(path)
-    for bad in ("{", "[1]", "1", "{}", '{"step": null}', '{"step": "one"}'):
-        path.write_text(f'{{"step": 1}}\n{bad}\n')
+        list(alerts.read(path))
+    for bad in ("{", "[1]", "1", "{}", '{"step": null}', '{"step": "one"}', "\xff"):
+        path.write_bytes(f'{{"step": 1}}\n{bad}\n'.encode("latin-1"))
         with pytest.raises(ArtefactError, match=r"history.jsonl line 2 is no step of a history; restore it with"):
-            alerts.read(path)
+            list(alerts.read(path))
+
+
+def test_a_long_history_is_never_in_memory_as_a_whole(tmp_path):
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "kl": 0.1, "reward": 0.5}) + "\n" for step in range(1, 20_001)))
+    tracemalloc.start()
+    alarms(alerts.read(path))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < path.stat().st_size
 
 
 SHARES = st.floats(0, 1, allow_nan=False)

@@ -36,7 +36,7 @@ WITHIN = 1 / 3
 def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
     """The history of a version whose seed is moved by k strides: its own for 0, else trained now or found."""
     if k == 0:
-        return alerts.read(paths.adapter(version) / HISTORY)
+        return list(alerts.read(paths.adapter(version) / HISTORY))
     block = params.versions[version]
     shared = [paths.base(block.task), paths.adapter(block.parent)]
     shared += [paths.cases(block.data), paths.data_proof(block.data)]
@@ -58,7 +58,7 @@ def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
                 cwd=folder, env=environment, check=True, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         print(f"{version}, seed {block.seed + k * STRIDE}: trained", file=sys.stderr, flush=True)
-    return alerts.read(log)
+    return list(alerts.read(log))
 
 
 def moved(params: Params, version: str, k: int) -> dict[str, Any]:

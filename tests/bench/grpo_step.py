@@ -223,7 +223,7 @@ def measured(folder: Path, steps: int, rounds: int) -> list[tuple[Any, ...]]:
             shutil.rmtree(folder / paths.adapter(name), ignore_errors=True)
             environment = shell if name == BARE else dict(os.environ)
             taken[name].append(step_seconds(commands[name], folder, environment))
-    history = {name: alerts.read(folder / paths.adapter(name) / HISTORY) for name in (STOCK, SHARED)}
+    history = {name: list(alerts.read(folder / paths.adapter(name) / HISTORY)) for name in (STOCK, SHARED)}
     record = json.loads((folder / paths.adapter(SHARED) / LOSS_PATH).read_text(encoding="utf-8"))
     shutil.rmtree(folder / paths.adapter(SHARED))
     with threads.busy(determinism.processors()):

@@ -310,16 +310,18 @@ def test_a_library_that_is_not_installed_is_a_sentence(project, monkeypatch, cap
 
 
 @pytest.mark.long
-def test_a_full_disk_is_said(project, capsys):
-    """/dev/full is a disk without space."""
+@pytest.mark.parametrize("words", [["plan"], ["--help"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_said(words, unbuffered, project):
+    """/dev/full is a disk without space. Python tells of it at once, or, if it buffers, at the end."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
+    command, env = [sys.executable, "-m", "clinrl", *words], os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "clinrl", "plan"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
     assert done.returncode == 1
-    assert "clinrl: disk is full" in done.stderr
+    assert done.stderr.endswith("clinrl: disk is full: free some space and give the same command again\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_limit_of_the_shell_for_files_is_said(project):

@@ -534,6 +534,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (SFT + "lora/targets", ["a", "a"], ("profiles.sft.lora.targets is ['a', 'a']", "distinct")),
     (GRPO + "stream/repeat", {6: 2}, ("profiles.grpo.stream.repeat: 6 is not ", "a label of esi", "1, 2, 3, 4, 5")),
     (GRPO + "stream/repeat", {"1": 2}, ("profiles.grpo.stream.repeat: '1' is not ", "a label of esi")),
+    (GRPO + "stream/repeat", {1: 10**6}, ("profiles.grpo.stream.repeat.1 is 1000000", "less than or equal to 1000")),
     (GRPO + "stream/repeat", {1: 0}, ("profiles.grpo.stream.repeat.1 is 0", "greater than or equal to 1")),
     (GRPO + "stream/repeat", {1: 1.5}, ("profiles.grpo.stream.repeat.1 is 1.5", "valid integer")),
     (GRPO + "stream/cap", {6: 0.5}, ("profiles.grpo.stream.cap: 6 is not ", "a label of esi")),
@@ -577,6 +578,19 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
         for recipe in (SFT, GRPO)
     ),
     (GRPO + "trainer/embedded/steps", 0, ("profiles.grpo.trainer.embedded.steps is 0",)),
+    *(
+        (f"{block}{key}", 10**12, (f"{key} is 1000000000000; it must be less than or equal to 1000000",))
+        for block, keys in (
+            (EMBEDDED, ("steps", "batch", "cases")),
+            (SFT + "trainer/embedded/", ("steps", "batch")),
+            (GRPO + "trainer/embedded/", ("steps", "prompts")),
+            ("datasets/esi-d1/", ("cases",)),
+        )
+        for key in keys
+    ),
+    (EMBEDDED + "batch", 10**6, ("bases.esi.embedded.steps is ", "; steps x batch is ", "may be 10,000,000 at most")),
+    (SFT + "trainer/embedded/batch", 10**6, ("profiles.sft.trainer.embedded.steps is ", "; steps x batch is ")),
+    (GRPO + "trainer/full/group", 10**12, ("profiles.grpo.trainer.full.steps is ", "; steps x prompts x group is ")),
     (GRPO + "trainer/embedded/prompts", 0, ("profiles.grpo.trainer.embedded.prompts is 0",)),
     (GRPO + "trainer/embedded/group", 1, ("profiles.grpo.trainer.embedded.group is 1", "greater than or equal to 2")),
     (GRPO + "trainer/embedded/temperature", 0.0, ("profiles.grpo.trainer.embedded.temperature is 0.0",)),

@@ -19,6 +19,7 @@ def checkpoint(tmp_path):
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     write_json(folder / "config.json", {"model_type": "qwen3"})
+    write_json(folder / "tokenizer.json", {})
     save_file({"w": torch.zeros(2)}, folder / "model.safetensors")
     return folder
 

@@ -155,6 +155,7 @@ def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, 
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_text("")
         (folder / "config.json").write_text("{}")
+        (folder / "tokenizer.json").write_text("{}")
     assert bases.locate(NAMED, tmp_path) == kept
 
 

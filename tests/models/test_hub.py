@@ -272,7 +272,11 @@ PART: list[tuple[str, Break, str]] = [
 
 
 @pytest.mark.parametrize(("fail", "says"), [case[1:] for case in PART], ids=[case[0] for case in PART])
-@pytest.mark.parametrize("held", [["config.json"], [INDEX, "model-1.safetensors"]], ids=["no weights", "a part"])
+@pytest.mark.parametrize(
+    "held",
+    [["config.json"], [INDEX, "model-1.safetensors", "tokenizer.json"], ["config.json", "model.safetensors"]],
+    ids=["no weights", "a part", "no tokenizer"],
+)
 def test_a_cache_without_a_list_of_files_is_no_whole_checkpoint(
     imitation: Imitation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: list[str], fail: Break, says: str
 ) -> None:

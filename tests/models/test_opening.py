@@ -126,12 +126,19 @@ def _deeper(folder: Path) -> None:
     _index(folder / "1_Transformer")
 
 
+def _no_tokens(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
 LEADS = [
     (_adapter_beside, "adapter_config.json, which names another base"),
     (_index, "names 'vocab.txt', which is no safetensors file"),
     (_deeper, "names 'vocab.txt', which is no safetensors file"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    (_no_tokens, "named holds no checkpoint .*it has no tokenizer, which is one of tokenizer.json, tokenizer.model"),
 ]
+FETCHED = (_index, _no_tokens)
+"""What the hub is asked for anew."""
 
 
 @pytest.fixture
@@ -152,7 +159,7 @@ def test_a_checkpoint_that_leads_elsewhere_is_refused(
         bases.locate(named, tmp_path)
 
 
-@pytest.mark.parametrize(("change", "why"), [one for one in LEADS if one[0] is not _index])  # which is fetched anew
+@pytest.mark.parametrize(("change", "why"), [one for one in LEADS if one[0] not in FETCHED])
 def test_so_is_one_that_a_cache_has_of_the_hub(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], why: str
 ) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import chdir
 from pathlib import Path
@@ -295,6 +296,38 @@ def test_an_interrupt_ends_the_rebuild_and_leaves_nothing(project: Path, tmp_pat
     assert child.wait(300) != 0
     assert not alive(int(started.read_text()))
     assert list(tmp_path.glob("clinrl-verify-*")) == []
+    assert worktrees(project) == 1
+
+
+@pytest.mark.long
+def test_what_a_killed_verification_left_is_removed_by_the_next_one_alone(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    commit, hangs = verify.git(project, "rev-parse", "HEAD").strip(), tmp_path / "hangs"
+    code = (
+        "import sys, pathlib, time; from clinrl.pipeline import verify\n"
+        "with verify._worktree(pathlib.Path.cwd(), sys.argv[1], False) as tree:\n"
+        "    pathlib.Path(sys.argv[2]).write_text(str(tree)); time.sleep(600)"
+    )
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    child = subprocess.Popen([sys.executable, "-c", code, commit, str(hangs)], cwd=project, env=env)
+    try:
+        with verify._worktree(project, commit, keep=True) as kept:
+            pass
+        while not hangs.exists() or not hangs.read_text():
+            assert child.poll() is None
+            time.sleep(0.05)
+        used = Path(hangs.read_text())
+        with verify._worktree(project, commit, keep=False):
+            assert (used.exists(), kept.exists(), worktrees(project)) == (True, True, 4)
+    finally:
+        child.kill()
+        child.wait()
+    assert used.exists()
+    with verify._worktree(project, commit, keep=False):
+        assert (used.parent.exists(), kept.exists(), worktrees(project)) == (False, True, 3)
+    run("git", "worktree", "remove", "--force", str(kept), where=project)
     assert worktrees(project) == 1
 
 

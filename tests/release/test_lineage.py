@@ -14,7 +14,9 @@ import examined
 import locks
 from clinrl import paths
 from clinrl.artifacts import canonical_json, identity, read_manifest, sha256_file, write_json
+from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation import evaluate
 from clinrl.provenance import lock
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage, promotion
@@ -173,7 +175,7 @@ def test_an_exam_of_another_adapter_is_named(params):
     [
         ("cases/d1", {"spec": {"use": "mine"}}, "data", "d1 is drawn from the mine pool, .* it must be train data"),
         ("cases/x1", {"spec": {"use": "mine"}}, "exam", "x1 is drawn from the mine pool, so it is no exam of v1"),
-        ("cases/x1", {"spec": {"seed": 5}}, "exam", "graded/v1 answers another exam than x1 now is; run `dvc repro`"),
+        ("cases/x1", {"spec": {"seed": 5}}, "exam", "answers another exam than x1 now is; run `dvc repro evaluate@v1`"),
         ("graded/v1", {"inputs": {"adapter": "0" * 64}}, "exam", "graded/v1 was answered by another model; run"),
     ],
 )
@@ -193,6 +195,34 @@ def resealed(folder, change):
     content = json.loads((folder / "manifest.json").read_text())
     write_json(folder / "manifest.json", content | {part: content[part] | new for part, new in change.items()})
     return identity(read_manifest(folder))
+
+
+def test_a_resit_is_a_link_that_holds_to_dvc_lock_and_to_the_fresh_exam(params):
+    data = examined.DATASETS | {"x2": examined.DATASETS["x1"] | {"seed": 38, "cases": 4}}
+    params = dolls.params(**examined.SECTIONS | {"datasets": data}, resits={"v2": {"task": "esi", "data": "x2"}})
+    dataset.stage(params, "x2")
+
+    def found():
+        (link,) = (link for link in lineage.walk(params, "v2") if link.link == "resit")
+        return link.version, link.state, link.says
+
+    assert found() == ("v2", "unrecorded", "dvc.lock records no run of resit@v2; run `dvc repro resit@v2`")
+    run = dolls.answered(params, "v2", "x2", examined.GOOD)
+    evaluate.keep(paths.resit("v2"), run, {"exam": run.exam_digest, "adapter": run.adapter_digest})
+    locks.record(params)
+    assert found() == ("v2", "holds", "took x2, drawn from the exam pool, with these very weights")
+    for inputs, says in (
+        ({"adapter": "0" * 64}, "data/resits/v2 was answered by another model; run `dvc repro resit@v2`"),
+        ({"adapter": run.adapter_digest, "exam": "0" * 64}, "data/resits/v2 answers another exam than x2 now is; run "),
+    ):
+        resealed(paths.resit("v2"), {"inputs": inputs})
+        state, reason = found()[1:]
+        assert (state, "is not what dvc.lock records of resit@v2" in reason) == ("broken", True)
+        locks.record(params)  # whoever can write dvc.lock too
+        state, reason = found()[1:]
+        assert (state, reason.startswith(says)) == ("broken", True)
+    shutil.rmtree(paths.resit("v2"))
+    assert found()[1] == "absent"
 
 
 def test_an_edited_tag_is_named(params):

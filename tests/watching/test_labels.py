@@ -67,6 +67,23 @@ def test_a_file_with_one_bad_line_is_refused_and_nothing_of_it_is_counted(line: 
     assert store.days("esi", "v") == []
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f'{{"id": "{IDS[0]}", "label": 2, "label": 3}}', "line 1 names a key twice"),
+        (f'{{"id": "{IDS[1]}", "id": "{IDS[0]}", "label": 2}}', "line 1 names a key twice"),
+        (f'{{"id": "{IDS[0]}", "label": {{"a": 1, "a": 2}}}}', "line 1 is no label"),
+        ("[" * 100_000, "line 1 is no label"),
+        (b"\xff", "line 1 is no label"),
+    ],
+)
+def test_a_line_with_a_key_twice_and_one_that_is_no_object_are_refused(line: Any, says: str) -> None:
+    FILE.write_bytes(line if isinstance(line, bytes) else line.encode())
+    with pytest.raises(DataError, match=f"labels.jsonl {says}"):
+        take_in("esi", get_task("esi"), FILE)
+    assert store.days("esi", "v") == []
+
+
 def test_a_file_that_is_not_there_or_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"labels.jsonl cannot be read: No such file"):
         take_in("esi", get_task("esi"), FILE)

@@ -79,6 +79,15 @@ def test_the_file_is_private_and_each_has_a_key_of_its_own() -> None:
         assert one.execute("SELECT id FROM answers").fetchone() != other.execute("SELECT id FROM answers").fetchone()
 
 
+@pytest.mark.parametrize("number", [-1, "many", 0.5, None])
+def test_a_number_that_is_no_count_is_named(number: Any) -> None:
+    store.add("esi", "v", Counts(KEYS), {}, 90)
+    with store._opened("esi") as connection:
+        connection.execute("UPDATE counts SET n = ? WHERE bucket = '2'", (number,))
+    with pytest.raises(ArtefactError, match=rf"esi\.sqlite counts {number!r} for '2' of 'answer, think' on day \d+, "):
+        store.days("esi", "v")
+
+
 def test_a_file_that_cannot_be_opened_is_not_called_damaged() -> None:
     paths.watched("esi").mkdir(parents=True)
     with pytest.raises(sqlite3.OperationalError, match="unable to open"):

@@ -8,7 +8,7 @@ before more time is wasted. An alarm is raised once at each level for each mode,
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final, Literal
@@ -224,17 +224,20 @@ def stored(path: Path) -> list[Alarm] | None:
         raise ArtefactError(f"{path} holds no alarms; restore it with `git checkout {path}`") from None
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a written history, with None for numbers not finite. Raises ArtefactError naming a bad line."""
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a written history, one at a time, with None for numbers not finite.
+
+    Raises ArtefactError for a file that is not there, and for a bad line, which it names.
+    """
     if not path.exists():
         raise ArtefactError(f"{path} does not exist; train the version first, or restore it with `dvc checkout`")
-    lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            entry = json.loads(text)
-            lines.append({**entry, "step": int(entry["step"])})
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-            raise ArtefactError(
-                f"{path} line {number} is no step of a history; restore it with `dvc checkout`"
-            ) from None
-    return lines
+    with path.open("rb") as stream:
+        for number, text in enumerate(stream, start=1):
+            try:
+                entry = json.loads(text)
+                line = {**entry, "step": int(entry["step"])}
+            except (KeyError, TypeError, ValueError):
+                raise ArtefactError(
+                    f"{path} line {number} is no step of a history; restore it with `dvc checkout`"
+                ) from None
+            yield line

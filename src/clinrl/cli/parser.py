@@ -1,6 +1,7 @@
 """The argparse parser of the command line, made from the table of subcommands. It suggests names for misspelt ones."""
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -54,6 +55,13 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action.choices, Mapping) and message.endswith(f"required: {action.metavar}"):
                 message += f"; {self._allowed(action.choices)}"
         super().error(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help so that a full disk or a closed pipe ends the command: argparse ignores an error of `write`."""
+        if file is sys.stdout:
+            print(message, end="")
+        else:
+            super()._print_message(message, file)
 
     def _match_arguments_partial(self, actions: Any, arg_strings_pattern: str) -> list[int]:
         """Leave an optional positional before an option to what follows the option, as later Pythons do."""

@@ -30,6 +30,8 @@ METHODS = ("grpo", "rejection", "sft")
 """The training methods of recipes."""
 MAX_TEXT = 80
 """The most characters of a text that is shown in a table."""
+MAX_ROWS = 10_000_000
+"""The most rows of a training."""
 
 T = TypeVar("T")
 
@@ -57,6 +59,12 @@ def unless(default: object) -> Callable[[Any], bool]:
     A new option thus does not change records that are older than it.
     """
     return lambda value: bool(value == default)
+
+
+def check_rows(steps: int, each: int, what: str) -> None:
+    """Refuse steps that use more than `MAX_ROWS` rows, of `each` a step: they are drawn before the first step."""
+    if steps * each > MAX_ROWS:
+        raise refusal(f"is {steps}; steps x {what} is {steps * each:,}, and may be {MAX_ROWS:,} at most", "steps")
 
 
 def check_keys(section: Mapping[Any, Any], meanings: Mapping[str, str], optional: Collection[str] = ()) -> None:
@@ -159,7 +167,7 @@ PublicKey = Annotated[Key, BeforeValidator(_public_key)]
 People = Annotated[dict[Annotated[Text, AfterValidator(_person)], PublicKey], AfterValidator(_of_one_each)]
 """Name to public key, each key once."""
 Place = Annotated[str, AfterValidator(_place)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Distinct = Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]

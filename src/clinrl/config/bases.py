@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clinrl.config.base import Count, LearningRate, Section, Seed, Share, refusal, unless
+from clinrl.config.base import Count, LearningRate, Section, Seed, Share, check_rows, refusal, unless
 from clinrl.config.recipes import Lora
 
 Architecture = Literal["qwen3", "llama", "qwen2"]
@@ -43,6 +43,7 @@ class Embedded(Section):
 
     @model_validator(mode="after")
     def _shape(self) -> "Embedded":
+        check_rows(self.steps, self.batch, "batch")
         if self.hidden % (2 * self.heads):
             raise refusal(f"is {self.heads}; it must divide hidden ({self.hidden}) into even widths", "heads")
         if self.heads % self.kv_heads:

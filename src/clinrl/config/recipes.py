@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clinrl.config.base import Count, Distinct, LearningRate, PerScale, Section, Share, refusal, unless
+from clinrl.config.base import Count, Distinct, LearningRate, PerScale, Section, Share, check_rows, refusal, unless
 from clinrl.errors import format_value
 
 
@@ -48,8 +48,8 @@ class Phase(Section):
 class Stream(Section):
     """How training rows are drawn from a data set."""
 
-    repeat: dict[int | str, Count] = Field(default_factory=dict)
-    """Label to how often each of its cases stands in one pass over the data, 1 or more; labels not named: once."""
+    repeat: dict[int | str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
+    """Label to how often each of its cases stands in one pass over the data, 1 to 1,000; labels not named: once."""
     cap: dict[int | str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
     """Label to the largest share of rows it may take, above 0 to 1."""
     phases: Annotated[tuple[Phase, ...], Field(strict=False)] = Field(default=(), exclude_if=unless(()))
@@ -116,7 +116,8 @@ class Trainer(Section):
             raise refusal(f"is {self.warmup}; it must be less than steps ({self.steps})", "warmup")
         return self
 
-    def _divides(self, sequences: int, what: str) -> None:
+    def _check_step(self, sequences: int, what: str) -> None:
+        check_rows(self.steps, sequences, what)
         if self.micro_batch and sequences % self.micro_batch:
             raise refusal(f"is {self.micro_batch}; it must divide {what} ({sequences})", "micro_batch")
 
@@ -129,7 +130,7 @@ class SftTrainer(Trainer):
 
     @model_validator(mode="after")
     def _fits(self) -> "SftTrainer":
-        self._divides(self.batch, "batch")
+        self._check_step(self.batch, "batch")
         return self
 
 
@@ -199,7 +200,7 @@ class GrpoTrainer(Trainer):
             raise refusal(
                 f"is {self.turn_tokens}; a turn has at most the tokens of all ({self.max_completion})", "turn_tokens"
             )
-        self._divides(self.prompts * self.group, "prompts x group")
+        self._check_step(self.prompts * self.group, "prompts x group")
         return self
 
 

@@ -26,6 +26,8 @@ TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
 """Files of a tokenizer, which come from the adapter if it has one."""
+VOCABULARY = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Those with the tokens themselves: a checkpoint has one of them."""
 WANTED = ["model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER]
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 KEPT = "start the same command again: what was fetched is kept"
@@ -79,13 +81,20 @@ def cached_config(repo: str, revision: str) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder has weights and each part that an index names: not every cache lists the files of a commit."""
+    """Whether a folder has a tokenizer, weights and each part that an index names: not every cache lists the files of
+    a commit."""
     held = {file.name for file in folder.glob("model*.safetensors") if file.is_file()}
     try:
         indices = [json.loads(index.read_bytes()) for index in folder.glob("model*.safetensors.index.json")]
-        return bool(held) and all(held.issuperset(index["weight_map"].values()) for index in indices)
+        parts = [index["weight_map"].values() for index in indices]
+        return bool(held) and has_tokenizer(folder) and all(map(held.issuperset, parts))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the tokens of a tokenizer. Without them transformers makes up an empty one."""
+    return any((folder / name).is_file() for name in VOCABULARY)
 
 
 def _checked(repo: str, folder: Path) -> Path:

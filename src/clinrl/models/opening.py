@@ -12,7 +12,7 @@ from typing import Any
 
 from clinrl.artifacts import write_json
 from clinrl.errors import REFUSALS, ArtefactError, Refused, format_value, number_of
-from clinrl.models import memory
+from clinrl.models import hub, memory
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -128,7 +128,8 @@ def factor_of(tensor: str) -> tuple[str, str] | None:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise ArtefactError if a folder could make a library read other files than the weights and settings in it.
+    """Raise ArtefactError if a folder could make a library read other files than the weights and settings in it, or if
+    it has no tokenizer.
 
     transformers follows an adapter's configuration to another base, and an index to a file of any name.
     """
@@ -137,6 +138,8 @@ def check_checkpoint(folder: Path) -> None:
             raise ValueError("config.json is missing")
         if (folder / CONFIG).exists():
             raise ValueError(f"it holds {CONFIG}, which names another base")
+        if not hub.has_tokenizer(folder):
+            raise ValueError(f"it has no tokenizer, which is one of {', '.join(hub.VOCABULARY)}")
         for index in folder.rglob("*.safetensors.index.json"):
             parts = json.loads(index.read_bytes()).get("weight_map", {}).values()
             if odd := [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", str(part))]:

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import files_of, identity, read_manifest, sha256_file
+from clinrl.artifacts import files_of, identity, locked, read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
@@ -40,6 +40,9 @@ FOREIGN = (
 )  # fmt: skip
 """Variables set by git hooks, by DVC and by people, which would lead the rebuild to the main checkout, its runs or a
 key, and which it therefore does not get."""
+
+PREFIX, IN_USE = "clinrl-verify-", "in-use.lock"
+"""The start of the name of a checkout's folder, and the lock in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,27 +223,44 @@ def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
-    """A checkout of a commit with its own DVC cache. It is removed afterwards, also after an interrupt, unless kept."""
-    folder = Path(tempfile.mkdtemp(prefix="clinrl-verify-"))
+    """A checkout of a commit with its own DVC cache. It is removed afterwards, also after an interrupt, unless kept.
+
+    A lock says that it is in use, so what a killed verification left is removed by the next one.
+    """
+    _remove_killed(root)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     tree = folder / "tree"
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        dvc_state.fence(tree)
-        (folder / "site").mkdir(mode=0o700)  # DVC would make it world-writable
-        (tree / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n", encoding="utf-8")
-        yield tree
-    finally:
-        if keep:
-            echo(f"kept {tree}; remove it with `git worktree remove --force {tree}`")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            git(root, "worktree", "prune")
-        signal.signal(signal.SIGTERM, previous)
+    with locked(folder / IN_USE):
+        try:
+            git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
+            dvc_state.fence(tree)
+            (folder / "site").mkdir(mode=0o700)  # DVC would make it world-writable
+            (tree / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n", encoding="utf-8")
+            yield tree
+        finally:
+            if keep:
+                (folder / IN_USE).unlink()
+                echo(f"kept {tree}; remove it with `git worktree remove --force {tree}`")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+                git(root, "worktree", "prune")
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _remove_killed(root: Path) -> None:
+    """Remove the checkouts whose lock nobody holds any more. One that was kept has no lock."""
+    for line in git(root, "worktree", "list", "--porcelain").splitlines():
+        folder = Path(line.removeprefix("worktree ")).parent
+        if folder.name.startswith(PREFIX) and os.access(folder / IN_USE, os.W_OK):
+            with locked(folder / IN_USE, waits=False) as free:
+                if free is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+    git(root, "worktree", "prune")
 
 
 def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None) -> None:

@@ -8,6 +8,7 @@ fact, they must agree. Nothing is rebuilt and no model is loaded.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -44,7 +45,7 @@ class Link(Strict):
 
     version: str
     link: str
-    """The subject: files, parent (of a merge, each version that it is made of), base, data, exam, mining, lock,
+    """The subject: files, parent (of a merge, each version that it is made of), base, data, exam, resit, mining, lock,
     provenance, registry, gate or approver."""
     state: State
     digest: str
@@ -83,7 +84,10 @@ def _links_of(params: Params, name: str) -> Iterator[Link]:
         for part in params.parts(name):
             yield _link(name, "parent", _check_same, made, part, paths.adapter(part), f"is made of {part}")
         yield _link(name, "base", _check_same, made, "base", base, f"is a model on {base}")
-    yield _link(name, "exam", _check_exam, params, model, artifacts.identity(made))
+    identity = artifacts.identity(made)
+    yield _link(name, "exam", _check_exam, params, model, identity, paths.graded(name), lock.exam_stage(params, name))
+    if name in params.resits:
+        yield _link(name, "resit", _check_resit, params, model, identity)
     if name in params.mining:
         yield _link(name, "mining", _check_mined, params, name)
     yield _link(name, "lock", _check_lock, params, name)
@@ -108,21 +112,26 @@ def _check_lock(params: Params, name: str) -> tuple[str, str]:
 
     Outputs of other versions belong to the links of those versions.
     """
+    others = {*params.versions, *params.merges.all} - {name}
+    facts = _recorded(lock.exam_stage(params, name), lambda stage: stage.partition("@")[2] not in others)
+    digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
+    return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
+
+
+def _recorded(target: str, is_meant: Callable[[str], bool]) -> list[lock.Fact]:
+    """The facts of the stages that are meant, of all that `target` follows from. Raises Refused for one that fails."""
     try:
         recorded = lock.read()
     except ArtefactError as error:
         raise Unchecked("unrecorded", str(error)) from None
-    others = {*params.versions, *params.merges.all} - {name}
-    every = lock.facts(recorded, lock.exam_stage(params, name))
-    facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
+    facts = [fact for fact in lock.facts(recorded, target) if is_meant(fact.stage)]
     found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
     if "altered" in found:
         raise Refused(found["altered"].sentence)
     for state in ("unrecorded", "absent"):
         if state in found:
             raise Unchecked(state, found[state].sentence)
-    digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
-    return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
+    return facts
 
 
 def _check_provenance(params: Params, name: str) -> tuple[str, str]:
@@ -173,20 +182,17 @@ def _check_data(manifest: Manifest, data: str) -> tuple[str, str]:
     return found, f"was trained on {data}, drawn from the {pool} pool and validated"
 
 
-def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
+def _check_exam(params: Params, model: Model, adapter: str, answers: Path, stage: str) -> tuple[str, str]:
     name, exam = model.name, model.exam
-    for folder in (paths.graded(name), paths.cases(exam)):
+    for folder in (answers, paths.cases(exam)):
         if not folder.exists():
-            stage = lock.exam_stage(params, name)
             raise Unchecked("absent", f"{folder} is not here; run `dvc checkout`, or `dvc repro {stage}`")
-    graded = artifacts.verified(paths.graded(name))
+    graded = artifacts.verified(answers)
     found = artifacts.identity(artifacts.read_manifest(paths.cases(exam)))
     if graded.inputs["adapter"] != adapter:
-        raise Refused(f"{paths.graded(name)} was answered by another model; run `dvc repro` to examine {name}")
+        raise Refused(f"{answers} was answered by another model; run `dvc repro {stage}`")
     if graded.inputs["exam"] != found:
-        raise Refused(
-            f"{paths.graded(name)} answers another exam than {exam} now is; run `dvc repro` to examine {name}"
-        )
+        raise Refused(f"{answers} answers another exam than {exam} now is; run `dvc repro {stage}`")
     pool = artifacts.read_manifest(paths.cases(exam)).spec["use"]
     if pool != "exam":
         raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
@@ -194,6 +200,13 @@ def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
         return found, f"took {exam}, drawn from the exam pool, with these very weights"
     check_apart(params, model, list(read_cases(paths.cases(exam), model.task)))
     return found, f"took {exam}, imported, with these very weights, and trained on none of its patients"
+
+
+def _check_resit(params: Params, model: Model, adapter: str) -> tuple[str, str]:
+    """Check the champion's answers to the exam that it takes besides its own, with which the gate compares."""
+    stage, fresh = f"resit@{model.name}", replace(model, exam=params.resits[model.name].data)
+    _recorded(stage, stage.__eq__)
+    return _check_exam(params, fresh, adapter, paths.resit(model.name), stage)
 
 
 def _check_mined(params: Params, name: str) -> tuple[str, str]:

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from pydantic import Field, StrictInt, StrictStr, ValidationError
+from pydantic import Field, StrictInt, StrictStr
 
 from clinrl.data.expectations import Tally, checker
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task
+from clinrl.tasks.json_reader import TWICE, parse_json
 from clinrl.tasks.parts import expect
 from clinrl.types import Strict
 from clinrl.watching import store
@@ -60,8 +61,11 @@ def _read(path: Path) -> list[Label]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(Label.model_validate_json(line))
-        except ValidationError:
+            value = parse_json(line.decode())
+            if value is TWICE:
+                raise DataError(f"{path} line {number} names a key twice; leave one out")
+            found.append(Label.model_validate(value))
+        except ValueError:
             form = '{"id": "chatcmpl-...", "label": ...}'
             raise DataError(f"{path} line {number} is no label, which is {form}") from None
     return found

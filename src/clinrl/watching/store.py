@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 from clinrl import paths
 from clinrl.artifacts import may_write, naming
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, format_value
 from clinrl.watching.counts import LABELLED, Counts
 
 _TABLES = """
@@ -25,6 +25,8 @@ CREATE TABLE IF NOT EXISTS counts (version, day, feature, bucket, n, PRIMARY KEY
 CREATE TABLE IF NOT EXISTS answers (id PRIMARY KEY, version, mode, answer, day);
 """
 _ADD = "INSERT INTO counts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+
+RESTORE = "restore it from a backup, or move it away: counts then begin anew"
 
 
 @contextmanager
@@ -56,9 +58,7 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
             raise OSError(errno.EACCES, str(error), str(path)) from None
         if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
-        raise ArtefactError(
-            f"{path} is damaged ({error}); restore it from a backup, or move it away: counts then begin anew"
-        ) from None
+        raise ArtefactError(f"{path} is damaged ({error}); {RESTORE}") from None
 
 
 def today() -> int:
@@ -95,12 +95,20 @@ def match(model: str, labels: Mapping[str, str]) -> int:
 
 
 def days(model: str, version: str) -> list[Counts]:
-    """The counts about a version on each day that has any, in order. No file is made, as for `match`."""
+    """The counts about a version on each day that has any, in order. No file is made, as for `match`.
+
+    Raises ArtefactError for a row whose number is no count.
+    """
     found: dict[int, Counts] = {}
     if not paths.watched(model).exists():
         return []
     with _opened(model) as connection:
         query = "SELECT day, feature, bucket, n FROM counts WHERE version = ? ORDER BY day"
         for day, feature, bucket, n in connection.execute(query, (version,)):
+            if not isinstance(n, int) or n < 0:
+                raise ArtefactError(
+                    f"{paths.watched(model)} counts {format_value(n)} for {bucket!r} of {feature!r} on day {day}, as "
+                    f"no server does; {RESTORE}"
+                )
             found.setdefault(day, Counts())[feature, bucket] = n
     return [*found.values()]
