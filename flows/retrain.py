@@ -31,10 +31,8 @@ from flows.release import carry_out, folds
 from flows.reproduce import build, order
 from flows.watch import note_drift
 
-NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
-"""The states of a retraining that releases nothing."""
-WRITTEN = (str(LOCK), str(drafts.DRAFTS), "data/reports")
-"""The files and folders of git that a retraining changes."""
+NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"  # releases nothing
+WRITTEN = (str(LOCK), str(drafts.DRAFTS), "data/reports")  # what a retraining changes in git
 
 
 def approved_by(approver: str | None) -> Flow[[str], State[None]]:
@@ -143,6 +141,9 @@ def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
     """Release a draft that is surely better than the champion, and drop any other."""
     name = draft.name
     if not is_champion(params, name):
+        if (ended := outcome(params, name)) and not ended.endswith("refused by its gate"):
+            drafts.conclude(draft, "refused", ended)  # a person refused it, or rolled it back, and may release it again
+            return Completed(name=NOT_RELEASED, message=ended)
         why = outside_plan(params, name)
         if not why:
             steps.bring_up_to_date([f"mine@{name}"])

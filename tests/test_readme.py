@@ -76,6 +76,17 @@ def test_the_table_is_that_of_the_committed_reports(monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_the_lineage_of_one_machine_names_the_exam_of_each_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    report = series.load_report
+    monkeypatch.setattr(
+        series, "load_report",
+        lambda name, mode: report(name, mode).model_copy(update={"exam": "esi-x4"} if name == "esi-v49" else {}),
+    )  # fmt: skip
+    rows = series.lines(load_params(), "esi").splitlines()
+    assert [row.split(" | ")[1] for row in rows[2:]] == ["esi-x3", "esi-x3", "esi-x4"]
+
+
 def test_splicing_replaces_what_stands_between_the_markers() -> None:
     page = f"a\n{series.BEGIN}\nold\n{series.END}\nb\n"
     once = series.splice(page, "new")

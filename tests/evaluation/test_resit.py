@@ -9,7 +9,7 @@ from clinrl import paths
 from clinrl.artifacts import identity, md5, read_manifest, write_json
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluation import resit
+from clinrl.evaluation import evaluate, notebook, resit
 
 DATASETS = {**dolls.PARAMS["datasets"], "x2": dolls.PARAMS["datasets"]["x1"] | {"cases": 3, "seed": 12}}
 
@@ -49,3 +49,21 @@ def test_a_version_without_a_resit_and_data_that_is_no_exam_are_refused(project)
     shutil.copytree(paths.cases("d1"), paths.cases("x2"))
     with pytest.raises(ArtefactError, match="is drawn from the train pool; a resit is of exam data"):
         resit.stage(project, "v1")
+
+
+def test_two_models_are_compared_on_the_exam_that_both_took(project):
+    dataset.stage(project, "x1")
+    write_json(paths.data_proof("x1"), {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}})
+    versions = dolls.PARAMS["versions"] | {"v2": dolls.PARAMS["versions"]["v2"] | {"exam": "x2"}}
+    fresh = dolls.params(resits=project.model_dump(mode="json")["resits"], datasets=DATASETS, versions=versions)
+    for name, exam, folder, pattern in (
+        ("v1", "x1", paths.graded("v1"), [0]),
+        ("v1", "x2", paths.resit("v1"), [0]),
+        ("v2", "x2", paths.graded("v2"), [1, 5]),
+    ):
+        run = dolls.answered(fresh, name, exam, pattern)
+        evaluate.keep(folder, run, {"exam": run.exam_digest, "adapter": run.adapter_digest})
+    there, back = (notebook.compare(fresh, *names)["think"][0].difference for names in (("v1", "v2"), ("v2", "v1")))
+    assert (there.n, there.value) == (3, -back.value)
+    with pytest.raises(ArtefactError, match="v1 and v2 cannot be compared: their exam digest differs"):
+        notebook.compare(dolls.params(datasets=DATASETS, versions=versions), "v1", "v2")

@@ -20,8 +20,10 @@ import examined
 import laid
 from clinrl import artifacts as artefacts
 from clinrl import paths
+from clinrl.artifacts import write_json
 from clinrl.config.params import Params, load_params
 from clinrl.errors import Busy, GateError, Refused
+from clinrl.pipeline.propose import Draft
 from clinrl.provenance.stages import FIRST
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions
@@ -348,6 +350,15 @@ def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> 
     state = ended(retrain, "esi", "Ada Lovelace")
     assert (state.name, champion()) == ("Nothing to do", "v1")
     assert "v2 was rolled back by Grace Hopper" in state.message
+    version = {**load_params().versions["v2"].model_dump(mode="json"), "file": "drafts"}
+    made = Draft(
+        name="v2", task="esi", parent="v1", parent_digest="a", mining_digest="a", lever="data", targets=(),
+        drafts_on_exam=1, dataset=None, profile={}, version=version,
+    )  # fmt: skip
+    write_json(paths.draft("v2"), made.model_dump(mode="json"))  # a draft that a person released by hand
+    state = ended(retrain, "esi", "Ada Lovelace")
+    assert (state.name, state.message, champion()) == ("Not released", "v2 was rolled back by Grace Hopper", "v1")
+    assert json.loads(paths.draft("v2").read_text())["outcome"] == "refused"
     assert ended(release, "v2", "Ada Lovelace").is_completed()
     assert champion() == "v2"
 

@@ -63,8 +63,10 @@ def edit(file: str | Path, *keys: str, value: object) -> None:
 def test_a_version_has_every_paper_and_each_value_its_file_and_digest(project, capsys):
     decision = decisions.decide(project, "v1")
     examined.promote(project, "v1", "Ada | <b>Lovelace</b>", decision)
+    assert decisions.decide(project, "v1").champion == "v1", "the champion is decided again"
     dossier.stage(project, PARAMS, "v1")
     written = pages("v1")
+    assert "Champion before: v1" not in written["change-control.md"]
     assert set(written) == FILES
     assert capsys.readouterr().out.split() == [str(paths.dossier("v1") / name) for name in written_order(written)]
     record = Record.model_validate_json(written[dossier.NUMBERS])

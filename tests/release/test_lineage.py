@@ -21,6 +21,8 @@ from clinrl.provenance import lock
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage, promotion
 from clinrl.signing.keys import keyring, signer
+from clinrl.site.standing import History, standing
+from clinrl.site.versions import examined as examined_reports
 from clinrl.tracking.mlflow_store import connect
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -306,6 +308,18 @@ def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(p
     assert not broken(params)
     told = [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
     assert told.count("approval") == told.count("promotion")
+
+
+def test_a_champion_that_is_decided_again_keeps_the_decision_of_its_release(params):
+    def shown():
+        log = History(audit_log.lines(params))
+        says = [(link.digest, link.says) for link in lineage.walk(params, "v2") if link.link == "gate"]
+        return says, standing(params, params.model("v2"), examined_reports(params, "v2").reports, None, log).findings
+
+    before = shown()
+    decisions.decide(params, "v2")
+    assert audit_log.lines(params)[-1].body["champion"] == "v2"
+    assert shown() == before
 
 
 def test_answers_that_were_sealed_anew_are_named(params):

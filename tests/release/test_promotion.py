@@ -765,8 +765,10 @@ def test_after_a_used_up_exam_the_champion_takes_a_fresh_one_and_keeps_its_own(p
     write_text(paths.data_docs("x2") / "index.html", "<html>x2</html>")
     examined.examine(fresh, "v1", examined.RIGHT)
     versions.register(fresh, "v1")
-    assert change_control.no_look_left(fresh, "esi").startswith("the champion v2 takes another exam than x2; add ")
-    with pytest.raises(ArtefactError, match=r"v2 takes another exam than x2; add `v2: {task: esi, data: x2}`"):
+    assert change_control.no_look_left(fresh, "esi").startswith("the champion v2 takes another exam than x2; its line ")
+    with pytest.raises(
+        ArtefactError, match=r"v2 takes another exam than x2; its line .* must be `v2: {task: esi, data: x2}`"
+    ):
         decisions.decide(fresh, "v1")
 
     fresh = dolls.params(**sections, resits={"v2": {"task": "esi", "data": "x2"}})

@@ -139,6 +139,15 @@ def test_a_dangerous_answer_is_two_clicks_away(site: Path) -> None:
     assert verdicts.count("s") > 0
 
 
+def test_a_version_on_another_exam_than_the_base_is_shown_with_it(params: Params) -> None:
+    bases = {"esi": params.bases["esi"].model_copy(update={"exam": "x9"})}
+    build.stage(params.model_copy(update={"bases": bases}), most=0)
+    index = (paths.site() / "index.html").read_text(encoding="utf-8")
+    assert ">v1</a>, on x1</th>" in index
+    assert "v1, think on x1: exact" in index
+    assert "It is x9 where none is named." in index
+
+
 def test_the_audit_log_and_the_gate_are_told(site: Path) -> None:
     pages = sites.read(site)
     log = "".join(pages["audit-log.html"].text)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clinrl import paths
@@ -49,17 +50,27 @@ def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | 
 
 
 def compare(params: "Params", first: "str | Champion", second: "str | Champion") -> dict[str, tuple[Paired, ...]]:
-    """The paired tests between two models that took the same exam, by mode, from their graded answers.
+    """The paired tests between two models that took the same exam, by mode, from their graded answers or a resit's.
 
     Raises ParamsError for an unknown name, ArtefactError if answers are missing, altered or of another exam.
     """
     one, other = params.model(_name(first)), params.model(_name(second))
     check_here(one, other)
-    run = open_run(params, one)
+    took, theirs = ({model.exam: paths.graded(model.name), **_resit(params, model.name)} for model in (one, other))
+    exam = next((exam for exam in took if exam in theirs), one.exam)
+    run = open_run(params, replace(one, exam=exam))
     return {
-        mode: paired.compare(load_answers(run, mode, one.name), load_answers(run, mode, other.name), run.task.compared)
+        mode: paired.compare(
+            load_answers(run, mode, one.name, took[exam]), load_answers(run, mode, other.name, theirs.get(exam)),
+            run.task.compared,
+        )
         for mode in run.modes
-    }
+    }  # fmt: skip
+
+
+def _resit(params: "Params", name: str) -> dict[str, Path]:
+    """The exam that a model took besides its own, and the folder of its answers there."""
+    return {params.resits[name].data: paths.resit(name)} if name in params.resits else {}
 
 
 def _name(model: "str | Champion") -> str:

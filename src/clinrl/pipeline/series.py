@@ -56,8 +56,10 @@ def lines(params: Params, task: str) -> str:
     modes, shares = list(params.modes), [*get_task(task).compared]
     newest = params.newest_of(task)
     columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
-    rows: list[list[object]] = [[name, _results(name, modes, shares)] for name in params.lineage(newest)]
-    return render.table(["version", columns, "modes agree"], rows)
+    rows: list[list[object]] = [
+        [name, load_report(name, modes[0]).exam, _results(name, modes, shares)] for name in params.lineage(newest)
+    ]
+    return render.table(["version", "exam", columns, "modes agree"], rows)
 
 
 def splice(page: str, block: str) -> str:

@@ -75,7 +75,7 @@ def no_look_left(params: Params, task: str) -> str | None:
 
 
 def missing_resit(params: Params, name: str, exam: str) -> str | None:
-    """A sentence that says what to add for a champion that takes another exam than this one.
+    """A sentence that says what to write for a champion that takes another exam than this one.
 
     None if it takes it, and for a name that params.yaml no longer has.
     """
@@ -86,8 +86,8 @@ def missing_resit(params: Params, name: str, exam: str) -> str | None:
         return None
     block = f"{name}: {{task: {model.task.name}, data: {exam}}}"
     return (
-        f"the champion {name} takes another exam than {exam}; add `{block}` to `resits` in params.yaml, and run "
-        f"`dvc repro resit@{name}`"
+        f"the champion {name} takes another exam than {exam}; its line under `resits` in params.yaml must be "
+        f"`{block}`; then run `dvc repro resit@{name}`"
     )
 
 

@@ -150,11 +150,14 @@ def _where(cited: Cited, source: Path, keys: Sequence[str]) -> Place:
 
 
 def _last(cited: Cited, kind: str, digest: str | None) -> str | None:
-    """Position in the audit log of the last line of a kind about an adapter; None without one."""
+    """Position in the audit log of the last line of a kind about an adapter; None without one. A decision that compares
+    a champion with itself shows nothing, so an earlier one counts first."""
     log = str(paths.audit_log())
     keys = {"decision": ("candidate_digest",), "promotion": ("digest",), "rollback": ("from", "digest")}[kind]
     lines = [at for at in cited.names(log) if cited.look(log, at, "kind") == kind]
-    return next((at for at in reversed(lines) if cited.look(log, at, "body", *keys) == digest), None)
+    found = [at for at in reversed(lines) if cited.look(log, at, "body", *keys) == digest]
+    others = (at for at in found if cited.look(log, at, "body", "champion_digest") != digest)
+    return next(others, found[0] if found else None)
 
 
 def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tuple[Place, Place]]:

@@ -23,7 +23,7 @@ from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release.moves import check_approved, check_turn, decisions_on, recorded_champion
+from clinrl.release.moves import against_others, check_approved, check_turn, decisions_on, recorded_champion
 from clinrl.tracking.mlflow_store import place, store
 from clinrl.types import Manifest, Strict
 
@@ -286,7 +286,7 @@ def _check_decided(model: str, name: str, adapter: str, decisions: Sequence[dict
     digest = versions.find(model, name, digest=adapter).tags.get("decision", "")
     if digest not in known:
         raise Refused(f"the registry's tag decision of {name} is none of the audit log's; run `clinrl decide {name}`")
-    body = known[digest]
+    body = known[digest] if known[digest]["champion_digest"] != adapter else against_others(decisions)[-1]
     measured = [finding for finding in body["findings"] if finding["observed"] is not None]
     named = [
         finding
@@ -298,7 +298,7 @@ def _check_decided(model: str, name: str, adapter: str, decisions: Sequence[dict
     ]
     if body["promote"] and (beaten := len(measured) - len(named)):
         numbers.append(f"{beaten} comparisons with simple policies")
-    return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {', '.join(numbers)}"
+    return artifacts.digest(body), f"{'passed' if body['promote'] else 'was refused by'} the gate: {', '.join(numbers)}"
 
 
 def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:

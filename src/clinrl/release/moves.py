@@ -101,6 +101,11 @@ def decisions_on(candidate: str, lines: Sequence[audit_log.Entry]) -> list[dict[
     return [line.body for line in lines if line.kind == "decision" and line.body["candidate_digest"] == candidate]
 
 
+def against_others(decisions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Decisions without those that compare a champion with itself, which show nothing; all if there are no others."""
+    return [one for one in decisions if one["champion_digest"] != one["candidate_digest"]] or [*decisions]
+
+
 def decision_of(digest: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
     """The recorded decision with this digest; None if there is none."""
     return next((line.body for line in reversed(lines) if _decides(line, digest)), None)

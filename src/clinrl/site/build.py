@@ -345,7 +345,8 @@ def _tree(site: Site, task: str) -> tree.Tree:
             if number is None:
                 return []
             of = f"{arms[0].name}, mean of {arms[0].seeds} seeds" if mean else node.names[0]
-            says = f"{of}, {mode}: {measure} {text}"
+            exam = "" if report.exam == site.params.bases[task].exam else f" on {report.exam}"
+            says = f"{of}, {mode}{exam}: {measure} {text}"
             drawn.append(charts.Dot(number.value, number.low, number.high, (), modes[mode], says))
         return drawn
 

@@ -11,7 +11,7 @@ from clinrl.config.params import Params
 from clinrl.release import gate
 from clinrl.release.audit_log import Entry
 from clinrl.release.form import BOTH_MODES, Finding
-from clinrl.release.moves import decisions_on, recorded_champion
+from clinrl.release.moves import against_others, decisions_on, recorded_champion
 from clinrl.types import Estimate
 
 State = Literal["base", "open", "refused", "passed", "champion", "waived", "unknown"]
@@ -69,7 +69,7 @@ def standing(
         return Standing("base", "The base, from which all versions start.")
     adapter = next((report.adapter_digest for report in reports.values()), "")
     lines = log.about(adapter) if adapter else []
-    decisions = decisions_on(adapter, lines)
+    decisions = against_others(decisions_on(adapter, lines))
     findings = tuple(_findings(params, model, reports, agreement))
     if decisions:
         findings = tuple(Finding.model_validate(finding) for finding in decisions[-1]["findings"])
