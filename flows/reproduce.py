@@ -47,6 +47,12 @@ def order(params: Params, name: str) -> list[str]:
     return [f"base@{block.task}", *data, f"baseline@{block.task}", *own[2:], *resit]
 
 
+def mining(params: Params, *names: str) -> list[str]:
+    """The stages of the error analyses of those models whose errors are mined, each after its data."""
+    mined = {name: params.mining[name].data for name in names if name in params.mining}
+    return [stage for name, data in mined.items() for stage in (*params.data_stages(data), f"mine@{name}")]
+
+
 def outputs(params: Params) -> dict[str, dict[str, dict[str, bool]]]:
     """The stages of each version, in the order in which they run, with their outputs in dvc.yaml."""
     stages = dvc_yaml.read()

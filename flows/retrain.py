@@ -19,20 +19,22 @@ from prefect.states import Completed
 from clinrl import paths
 from clinrl.config import change_plan
 from clinrl.config.params import Params, load_params
-from clinrl.errors import Alarmed, ParamsError, Refused
+from clinrl.errors import ParamsError, Refused
 from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
-from clinrl.pipeline.propose import Draft
 from clinrl.provenance.lock import LOCK
-from clinrl.release.change_control import mine_data, no_look_left, outside_plan, screened_out
+from clinrl.release.change_control import no_look_left
 from clinrl.release.standing import is_champion, is_registered, outcome
 from flows import branches, clone, pages, records, runs, steps, turns
+from flows.drafting import NOT_RELEASED, conclude, draft_next, drop_draft, is_hopeless
 from flows.release import carry_out, folds
-from flows.reproduce import build, order
+from flows.reproduce import build, mining, order
 from flows.watch import note_drift
 
-NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"  # releases nothing
-WRITTEN = (str(LOCK), str(drafts.DRAFTS), "data/reports")  # what a retraining changes in git
+NOTHING_TO_DO = "Nothing to do"
+"""The state of a retraining that finds nothing to build, to release or to draft."""
+WRITTEN = (str(LOCK), str(drafts.DRAFTS), "data/reports")
+"""The files and folders of git that a retraining changes."""
 
 
 def approved_by(approver: str | None) -> Flow[[str], State[None]]:
@@ -130,45 +132,6 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
     return carry_out(params, newest, approver)
 
 
-def draft_next(params: Params, task: str) -> Draft:
-    """Draft the next version of a task into params/drafts.yaml, from the present errors of its champion."""
-    champion = drafts.champion(params, task)
-    steps.bring_up_to_date([*params.data_stages(mine_data(params, champion)), f"mine@{champion}"])
-    return steps.draft(task)
-
-
-def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
-    """Release a draft that is surely better than the champion, and drop any other."""
-    name = draft.name
-    if not is_champion(params, name):
-        if (ended := outcome(params, name)) and not ended.endswith("refused by its gate"):
-            drafts.conclude(draft, "refused", ended)  # a person refused it, or rolled it back, and may release it again
-            return Completed(name=NOT_RELEASED, message=ended)
-        why = outside_plan(params, name)
-        if not why:
-            steps.bring_up_to_date([f"mine@{name}"])
-            why = screened_out(params, name)
-        if not why and not (decision := steps.decide(name)).promote:
-            pages.show_decision(decision)
-            why = f"its gate refused it: {decision.reasons[0]}"
-        if why:
-            return drop_draft(draft, why)
-    state = carry_out(params, name, approver)
-    drafts.conclude(draft, "promoted" if is_champion(params, name) else "refused", str(state.message))
-    return state
-
-
-def drop_draft(draft: Draft, why: str) -> State[None]:
-    """Take a draft out of params/drafts.yaml, and return the state of a run that ends with this."""
-    steps.drop(draft, why)
-    return Completed(name=DROPPED, message=f"{draft.name} is dropped: {why}")
-
-
-def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
-    """Whether the same command would fail again: the probe refused the recipe, or an alarm ended the training."""
-    return failed.exit_code == Alarmed.exit_code or paths.probe_proof(version).with_suffix(".failed.json").exists()
-
-
 def of_task(params: Params, task: str) -> list[str]:
     """The versions of a task, parents first and the newest last. Raises ParamsError if there are none."""
     if not (named := params.versions_of(task)):
@@ -180,10 +143,8 @@ def of_task(params: Params, task: str) -> list[str]:
 def addresses(params: Params, task: str) -> list[str]:
     """The stages of all versions and full models of a task, and of their error analyses."""
     named = [one for version in of_task(params, task) for one in (version, *folds(params, version))]
-    mines = [name for name in named if name in params.mining]
-    data = [stage for name in mines for stage in params.data_stages(params.mining[name].data)]
     stages = [stage for name in named for stage in order(params, name)]
-    return [*dict.fromkeys([*stages, *data, *(f"mine@{name}" for name in mines)])]
+    return [*dict.fromkeys([*stages, *mining(params, *named)])]
 
 
 def unfinished(params: Params, versions: list[str]) -> list[str]:

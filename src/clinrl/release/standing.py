@@ -15,6 +15,9 @@ from clinrl.release import audit_log
 from clinrl.release.moves import check_approved, check_turn, decisions_on, holder_after, moves, recorded_champion
 from clinrl.tracking.mlflow_store import connect, finished_run, run_key
 
+REFUSED_BY_GATE = "was refused by its gate"
+"""The end of the sentence on a version whose gate refused it."""
+
 
 def check_unchanged(params: Params, name: str) -> None:
     """Refuse to go on if the entries of a version or a merge in params.yaml changed since. Raises ParamsError."""
@@ -125,7 +128,7 @@ def outcome(params: Params, name: str) -> str | None:
         if line.kind == "refusal" and body["decision"] in decisions:
             return f"{name} was not approved ({body['reason']}); `python -m flows release {name}` asks again"
         if line.kind == "decision" and body in decisions.values():
-            return None if body["promote"] else f"{name} was refused by its gate"
+            return None if body["promote"] else f"{name} {REFUSED_BY_GATE}"
     return None
 
 
