@@ -32,12 +32,13 @@ def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
     name = draft.name
     if not is_champion(params, name):
         if (ended := outcome(params, name)) and not ended.endswith(REFUSED_BY_GATE):
-            # A person refused it, or rolled it back, and may release it again.
+            # A person refused it, rolled it back or put another in its place, and may release it again.
             drafts.conclude(draft, "refused", ended)
             return Completed(name=NOT_RELEASED, message=ended)
         why = outside_plan(params, name)
         if not why:
-            held = holder(params.model(name).registered, CHAMPION)  # after a rollback perhaps one not mined yet
+            held = holder(draft.task, CHAMPION) if draft.task in params.plans else None
+            # A champion that a rollback brought back may not be mined yet.
             steps.bring_up_to_date(mining(params, name, *([held.name] if held else [])))
             why = screened_out(params, name)
         if not why and not (decision := steps.decide(name)).promote:

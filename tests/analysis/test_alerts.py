@@ -168,7 +168,7 @@ def test_a_history_that_is_missing_or_has_a_line_that_is_no_step_is_refused(tmp_
     path = tmp_path / "history.jsonl"
     with pytest.raises(ArtefactError, match=r"history.jsonl does not exist; train the version first, or restore it"):
         list(alerts.read(path))
-    for bad in ("{", "[1]", "1", "{}", '{"step": null}', '{"step": "one"}', "\xff"):
+    for bad in ("{", "[1]", "1", "{}", '{"step": null}', '{"step": "one"}', '{"step": Infinity}', "\xff"):
         path.write_bytes(f'{{"step": 1}}\n{bad}\n'.encode("latin-1"))
         with pytest.raises(ArtefactError, match=r"history.jsonl line 2 is no step of a history; restore it with"):
             list(alerts.read(path))

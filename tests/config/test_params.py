@@ -147,6 +147,11 @@ def test_omit_stream_and_optional_fields_have_defaults():
     assert params.trainer("grpo").vllm is False
 
 
+def test_a_rejection_recipe_samples_no_more_completions_than_a_training_may_have_rows():
+    with pytest.raises(ValueError, match="is 100000; prompts x group is 10,000,000,000, and may be 10,000,000 at most"):
+        Params.model_validate(edited("profiles/own", rejection(prompts=10**5, group=10**5)))
+
+
 def test_a_rejection_recipe_has_a_reward_and_follows_any_parent():
     mapping = edited("profiles/own", rejection())
     mapping["versions"]["v4"] = {**VALID["versions"]["v3"], "parent": "v3", "profile": "own"}

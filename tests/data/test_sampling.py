@@ -55,6 +55,12 @@ def test_a_pass_holds_every_case_as_often_as_its_label_is_repeated() -> None:
     assert times == {case.id: 15 if TASK.label(case) == 1 else 3 for case in CASES}
 
 
+def test_a_pass_of_more_rows_than_any_training_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MAX_ROWS", 1000)
+    with pytest.raises(DataError, match=r"one pass over the data has [\d,]+ rows, above 1,000; lower stream.repeat"):
+        draw(5, repeat={1: 1000})
+
+
 def test_a_cap_drops_repeats_before_cases_and_no_more_than_it_must() -> None:
     size = round((len(CASES) - LABELS[1]) / 0.5)
     drawn = draw(size, repeat={1: 5}, cap={1: 0.5})

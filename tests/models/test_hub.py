@@ -274,8 +274,12 @@ PART: list[tuple[str, Break, str]] = [
 @pytest.mark.parametrize(("fail", "says"), [case[1:] for case in PART], ids=[case[0] for case in PART])
 @pytest.mark.parametrize(
     "held",
-    [["config.json"], [INDEX, "model-1.safetensors", "tokenizer.json"], ["config.json", "model.safetensors"]],
-    ids=["no weights", "a part", "no tokenizer"],
+    [
+        ["config.json"],
+        [INDEX, "model-1.safetensors", "tokenizer.json"],
+        ["config.json", "model.safetensors", "vocab.json"],
+    ],
+    ids=["no weights", "a part", "no whole tokenizer"],
 )
 def test_a_cache_without_a_list_of_files_is_no_whole_checkpoint(
     imitation: Imitation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: list[str], fail: Break, says: str
@@ -285,6 +289,7 @@ def test_a_cache_without_a_list_of_files_is_no_whole_checkpoint(
         "model-1.safetensors": b"1",
         "model-2.safetensors": b"2",
         INDEX: json.dumps(PARTS).encode(),
+        "vocab.json": b"{}",
     }
     folder = tmp_path / "cache/models--owner--name/snapshots" / COMMIT
     folder.mkdir(parents=True)

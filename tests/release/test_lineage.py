@@ -213,6 +213,10 @@ def test_a_resit_is_a_link_that_holds_to_dvc_lock_and_to_the_fresh_exam(params):
     evaluate.keep(paths.resit("v2"), run, {"exam": run.exam_digest, "adapter": run.adapter_digest})
     locks.record(params)
     assert found() == ("v2", "holds", "took x2, drawn from the exam pool, with these very weights")
+    cases = paths.cases("x2") / "cases.jsonl"
+    cases.write_text((kept := cases.read_text()).replace("1", "2", 1))
+    assert found()[1] == "broken"
+    cases.write_text(kept)
     for inputs, says in (
         ({"adapter": "0" * 64}, "data/resits/v2 was answered by another model; run `dvc repro resit@v2`"),
         ({"adapter": run.adapter_digest, "exam": "0" * 64}, "data/resits/v2 answers another exam than x2 now is; run "),

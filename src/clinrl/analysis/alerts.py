@@ -236,7 +236,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 entry = json.loads(text)
                 line = {**entry, "step": int(entry["step"])}
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
                 raise ArtefactError(
                     f"{path} line {number} is no step of a history; restore it with `dvc checkout`"
                 ) from None

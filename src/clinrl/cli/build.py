@@ -138,15 +138,15 @@ EVALUATE = {
         help="compare recipes over seeds, or two models with each other",
         description="With one name: a comparison of params.yaml, recipes over seeds. It reads graded answers and "
         "reports, asks no model, and writes data/reports/comparisons/NAME.json, .md and .png. With two names: exact "
-        "paired tests between two models that took the same exam, of every yes/no metric in every mode; p is not "
-        "adjusted for their number.",
+        "paired tests between two models that took the same exam, one perhaps as a resit: every yes/no metric in every "
+        "mode; p is not adjusted for their number.",
         examples="clinrl compare imaging-arms\nclinrl compare esi-v49 esi-v43\n"
         "clinrl compare esi-v49-full esi-v49 --json",
         runs="cli.registry_commands:compare",
         stage="evaluation.compare",
         arguments=(
             arg("name", metavar="NAME", help="a comparison; with OTHER, a version, a merge or TASK-base"),
-            arg("other", metavar="OTHER", nargs="?", help="a version, a merge or TASK-base that took the same exam"),
+            arg("other", metavar="OTHER", nargs="?", help="a version, a merge or TASK-base that took that exam"),
             JSON,
         ),
         takes=("params", "source"),

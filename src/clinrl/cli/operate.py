@@ -269,7 +269,7 @@ INSPECT = {
     ),
     "lineage": Command(
         help="check where a version comes from, link by link",
-        description="Files, parents, base, data, exam, registry, gate and approver of NAME and what it was made "
+        description="Files, parents, base, data, exam, resit, registry, gate and approver of NAME and what it was made "
         "from, from manifests, the registry's tags and the audit log. Exit code 0: no link is broken; 1: one is.",
         examples="clinrl lineage esi-v49\nclinrl lineage esi-v49-full --json",
         runs="cli.registry_commands:lineage",

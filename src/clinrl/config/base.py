@@ -61,10 +61,10 @@ def unless(default: object) -> Callable[[Any], bool]:
     return lambda value: bool(value == default)
 
 
-def check_rows(steps: int, each: int, what: str) -> None:
-    """Refuse steps that use more than `MAX_ROWS` rows, of `each` a step: they are drawn before the first step."""
-    if steps * each > MAX_ROWS:
-        raise refusal(f"is {steps}; steps x {what} is {steps * each:,}, and may be {MAX_ROWS:,} at most", "steps")
+def check_rows(count: int, each: int, what: str, key: str = "steps") -> None:
+    """Refuse a `key` that asks for more than `MAX_ROWS` rows, `each` a time: all are drawn before the first step."""
+    if count * each > MAX_ROWS:
+        raise refusal(f"is {count}; {key} x {what} is {count * each:,}, and may be {MAX_ROWS:,} at most", key)
 
 
 def check_keys(section: Mapping[Any, Any], meanings: Mapping[str, str], optional: Collection[str] = ()) -> None:

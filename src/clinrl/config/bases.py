@@ -31,7 +31,7 @@ class Embedded(Section):
     mlp: int = Field(ge=16)
     """Width of the feed-forward layers, 16 or more."""
     steps: Count
-    """Optimiser steps."""
+    """Optimiser steps; steps x batch is at most 10,000,000."""
     batch: Count
     """Sequences a step."""
     lr: LearningRate

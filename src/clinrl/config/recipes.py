@@ -77,7 +77,7 @@ class Trainer(Section):
     lr: LearningRate
     """Peak learning rate, above 0 and below 1."""
     steps: Count
-    """Optimiser steps."""
+    """Optimiser steps; with the sequences of a step, at most 10,000,000 in all."""
     micro_batch: Count | None = None
     """Sequences that are in memory at once; divides the sequences of a step. Null: all of them."""
     checkpoint_every: Count = 5
@@ -147,7 +147,7 @@ class RejectionTrainer(SftTrainer):
     """Rejection sampling at one scale: prompts x group completions of the parent, then imitation of the kept ones."""
 
     prompts: Count
-    """Prompts of the stream that are sampled before the first step, in all."""
+    """Prompts of the stream that are sampled before the first step, in all; prompts x group is at most 10,000,000."""
     group: Count
     """Completions a prompt."""
     temperature: float = Field(gt=0, le=2)
@@ -161,6 +161,11 @@ class RejectionTrainer(SftTrainer):
     relabel: bool = Field(default=False, exclude_if=unless(False))
     """Whether every completion is kept, with the gold label in place of its own: labels are imitated after the parent's
     own reasons. For tasks with ordered answers."""
+
+    @model_validator(mode="after")
+    def _samples(self) -> "RejectionTrainer":
+        check_rows(self.prompts, self.group, "group", "prompts")
+        return self
 
 
 class GrpoTrainer(Trainer):

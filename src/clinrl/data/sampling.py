@@ -12,6 +12,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
+from clinrl.config.base import MAX_ROWS
 from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, Stream, lengths
 from clinrl.errors import DataError, did_you_mean
@@ -113,6 +114,8 @@ def _chain(cases: Sequence[Case], task: Task, stream: Stream, rows: int, random:
     for case in cases:
         by_label.setdefault(task.label(case), []).append(case)
     wanted = {label: len(members) * stream.repeat.get(label, 1) for label, members in by_label.items()}
+    if (one_pass := sum(wanted.values())) > MAX_ROWS:
+        raise DataError(f"one pass over the data has {one_pass:,} rows, above {MAX_ROWS:,}; lower stream.repeat")
     kept = _capped(wanted, stream.cap)
     if not sum(kept.values()):
         raise DataError(

@@ -26,8 +26,8 @@ TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
 """Files of a tokenizer, which come from the adapter if it has one."""
-VOCABULARY = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Those with the tokens themselves: a checkpoint has one of them."""
+VOCABULARY = ("tokenizer.json", "tokenizer.model", "vocab.txt", "merges.txt")
+"""Those with the tokens themselves: a checkpoint has one of them. `vocab.json` is of no use without `merges.txt`."""
 WANTED = ["model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER]
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 KEPT = "start the same command again: what was fetched is kept"

@@ -46,7 +46,8 @@ class NothingToDraft(Refused):
 
 
 Outcome = Literal["open", "promoted", "refused", "dropped"]
-"""dropped: it brought nothing and was removed from params.yaml. refused: it may be better, but nobody approved it."""
+"""dropped: it brought nothing and was removed from params.yaml. refused: it may be better, but nobody
+approved it, or it is no longer champion."""
 
 
 class Lever(NamedTuple):

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -225,7 +225,8 @@ def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:
 def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
     """A checkout of a commit with its own DVC cache. It is removed afterwards, also after an interrupt, unless kept.
 
-    A lock says that it is in use, so what a killed verification left is removed by the next one.
+    A lock says that it is in use, so what a killed verification left is removed by the next one. A checkout that is
+    to be kept has none.
     """
     _remove_killed(root)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -235,7 +236,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
         raise SystemExit(128 + number)
 
     previous = signal.signal(signal.SIGTERM, stop)
-    with locked(folder / IN_USE):
+    with nullcontext() if keep else locked(folder / IN_USE):
         try:
             git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
             dvc_state.fence(tree)
@@ -244,23 +245,30 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
             yield tree
         finally:
             if keep:
-                (folder / IN_USE).unlink()
                 echo(f"kept {tree}; remove it with `git worktree remove --force {tree}`")
             else:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
                 git(root, "worktree", "prune")
             signal.signal(signal.SIGTERM, previous)
 
 
 def _remove_killed(root: Path) -> None:
-    """Remove the checkouts whose lock nobody holds any more. One that was kept has no lock."""
+    """Remove the checkouts whose lock nobody holds any more."""
     for line in git(root, "worktree", "list", "--porcelain").splitlines():
         folder = Path(line.removeprefix("worktree ")).parent
         if folder.name.startswith(PREFIX) and os.access(folder / IN_USE, os.W_OK):
             with locked(folder / IN_USE, waits=False) as free:
                 if free is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    _remove(folder)
     git(root, "worktree", "prune")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkout's folder, its lock last: if this is killed, the next verification removes the rest."""
+    for entry in folder.iterdir():
+        if entry.name != IN_USE:
+            shutil.rmtree(entry, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None) -> None:

@@ -206,7 +206,9 @@ def _check_resit(params: Params, model: Model, adapter: str) -> tuple[str, str]:
     """Check the champion's answers to the exam that it takes besides its own, with which the gate compares."""
     stage, fresh = f"resit@{model.name}", replace(model, exam=params.resits[model.name].data)
     _recorded(stage, stage.__eq__)
-    return _check_exam(params, fresh, adapter, paths.resit(model.name), stage)
+    found = _check_exam(params, fresh, adapter, paths.resit(model.name), stage)
+    artifacts.verified(paths.cases(fresh.exam))  # of the version's own exam, the link `lock` compares the files
+    return found
 
 
 def _check_mined(params: Params, name: str) -> tuple[str, str]:
