@@ -265,7 +265,7 @@ def _remove_killed(root: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Remove a checkout's folder, its lock last: if this is killed, the next verification removes the rest."""
-    for entry in folder.iterdir():
+    for entry in folder.glob("*"):  # which, unlike iterdir, bears a folder that somebody removed
         if entry.name != IN_USE:
             shutil.rmtree(entry, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

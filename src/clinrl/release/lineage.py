@@ -112,19 +112,22 @@ def _check_lock(params: Params, name: str) -> tuple[str, str]:
 
     Outputs of other versions belong to the links of those versions.
     """
-    others = {*params.versions, *params.merges.all} - {name}
-    facts = _recorded(lock.exam_stage(params, name), lambda stage: stage.partition("@")[2] not in others)
+    facts = _recorded(params, name, lock.exam_stage(params, name))
     digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
     return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
 
 
-def _recorded(target: str, is_meant: Callable[[str], bool]) -> list[lock.Fact]:
-    """The facts of the stages that are meant, of all that `target` follows from. Raises Refused for one that fails."""
+def _recorded(params: Params, name: str, target: str) -> list[lock.Fact]:
+    """The facts of all that a stage of `name` follows from, without the stages of other versions and merges.
+
+    Raises Refused for a fact that fails.
+    """
+    others = {*params.versions, *params.merges.all} - {name}
     try:
         recorded = lock.read()
     except ArtefactError as error:
         raise Unchecked("unrecorded", str(error)) from None
-    facts = [fact for fact in lock.facts(recorded, target) if is_meant(fact.stage)]
+    facts = [fact for fact in lock.facts(recorded, target) if fact.stage.partition("@")[2] not in others]
     found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
     if "altered" in found:
         raise Refused(found["altered"].sentence)
@@ -205,10 +208,8 @@ def _check_exam(params: Params, model: Model, adapter: str, answers: Path, stage
 def _check_resit(params: Params, model: Model, adapter: str) -> tuple[str, str]:
     """Check the champion's answers to the exam that it takes besides its own, with which the gate compares."""
     stage, fresh = f"resit@{model.name}", replace(model, exam=params.resits[model.name].data)
-    _recorded(stage, stage.__eq__)
-    found = _check_exam(params, fresh, adapter, paths.resit(model.name), stage)
-    artifacts.verified(paths.cases(fresh.exam))  # of the version's own exam, the link `lock` compares the files
-    return found
+    _recorded(params, model.name, stage)
+    return _check_exam(params, fresh, adapter, paths.resit(model.name), stage)
 
 
 def _check_mined(params: Params, name: str) -> tuple[str, str]:
