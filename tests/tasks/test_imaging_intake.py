@@ -422,7 +422,7 @@ def test_lines_that_are_no_records_are_refused_one_by_one(tmp_path):
     ]
 
 
-def test_rows_of_a_table_and_of_a_list_are_refused_at_their_lines(tmp_path):
+def test_rows_of_a_table_and_of_a_list_are_refused_at_their_lines_and_numbers(tmp_path):
     names = list(RECORD)
     cells = {name: value if isinstance(value, str) else json.dumps(value) for name, value in RECORD.items()}
     with (tmp_path / "a").open("w", encoding="utf-8", newline="") as stream:
@@ -438,13 +438,17 @@ def test_rows_of_a_table_and_of_a_list_are_refused_at_their_lines(tmp_path):
     ]
     cases, refused = everything(tmp_path / "b")
     assert len(cases) == 1
-    assert [row[2:] for row in refused] == [
-        ["(the whole row)", "is no JSON object"],
-        ["appropriateness", "is none of the three labels"],
+    assert [row[1:] for row in refused] == [
+        ["2", "(the whole row)", "is no JSON object"],
+        ["3", "appropriateness", "is none of the three labels"],
     ]
-    lines = (tmp_path / "b").read_text().splitlines()
-    assert lines[int(refused[0][1]) - 1].strip() == "5,"
-    assert lines[int(refused[1][1]) - 1].strip() == "{"
+
+
+def test_lines_are_records_whatever_the_first_of_them_holds(tmp_path):
+    odd = RECORD | {"citations": [{"number": "1"}]}
+    for records in ([odd, RECORD], [RECORD, odd]):
+        cases, refused = everything(written(tmp_path, records))
+        assert (len(cases), [row[1] for row in refused]) == (1, [str(records.index(odd) + 1)])
 
 
 VALUES = st.recursive(
@@ -562,9 +566,10 @@ def test_a_folder_without_such_records_and_a_missing_path_are_refused(tmp_path):
     [
         ('[\n{"variant": ]', "line 2, column 13, is broken JSON"),
         ("[1, 2", "line 1, column 6, is broken JSON"),
-        ("[1] 2", "line 1, column 5, goes on after its end"),
-        ('{"a": [{}], "b": []}', "line 1, column 1, begins an object with 2 lists, not one list of records"),
-        ("[" * 100_000, "column 2, begins a value that cannot be read"),
+        ("[1] 2", "line 1, column 5, is broken JSON"),
+        ('{"a": [{}], "b": []}', "is an object with 2 lists, not one list of records"),
+        ('{"a": [{}],\n "a": []}', "is an object that names a field twice"),
+        ("[" * 100_000, "holds a value that cannot be read"),
     ],
 )
 def test_broken_json_is_named_by_its_place(tmp_path, text, sentence):

@@ -1,12 +1,12 @@
 """Read files of records as JSON, JSON Lines or CSV: each record is a mapping, with the line on which it begins.
 
-The content of a file decides how it is read, not its name. JSON Lines and CSV are streamed; a JSON file is held in
-memory as text and parsed record by record. A file whose name ends in .gz is decompressed. No error quotes a value.
+In a JSON list, which may be all on one line, a record has its number in place of a line. The content of a file decides
+how it is read, not its name. JSON Lines and CSV are streamed; a JSON file is held in memory. A file whose name ends in
+.gz is decompressed. No error quotes a value.
 """
 
 import json
-import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +20,6 @@ MAX_JSON_BYTES: Final = 128 << 20
 
 TWICE: Final = object()
 """Stands for a JSON object that names a field twice: it is uncertain which value is meant."""
-
-_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
         first = _without_mark(raw.readline(MAX_ROW_BYTES))
         while first and not first.strip():
             first = raw.readline(MAX_ROW_BYTES)
+        is_alone = not any(line.strip() for line in iter(lambda: raw.readline(MAX_ROW_BYTES), b""))
     opening = first.lstrip()[:1]
     if opening not in (b"{", b"["):
         table = open_table(path)
@@ -69,17 +68,17 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
     record = _line(first)
     if record is TWICE or (len(first) == MAX_ROW_BYTES and opening == b"{"):  # that line alone may be at fault
         record = next((row for _, row in _lines(path) if isinstance(row, Mapping)), record)
-    if isinstance(record, Mapping) and not any(
-        isinstance(value, list) and _objects(value) for value in record.values()
-    ):
+    # A record that is alone, and has a list of objects, is one object with a list of records.
+    if isinstance(record, Mapping) and not (is_alone and any(map(_objects, record.values()))):
         columns = tuple(record)
         return Records(path, columns, _count(path), lambda: _lines(path)) if wanted(columns) else None
-    start, columns, count = _survey(path)
-    return Records(path, columns, count, lambda: _elements(path, start)) if wanted(columns) else None
+    found = _listed(path)
+    columns = next((tuple(row) for row in found if isinstance(row, Mapping)), ())
+    return Records(path, columns, len(found), lambda: _elements(path)) if wanted(columns) else None
 
 
-def _objects(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(value, Mapping) or value is TWICE for value in values)
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) or one is TWICE for one in value)
 
 
 # JSON Lines
@@ -130,29 +129,29 @@ def _without_mark(line: bytes) -> bytes:
 # JSON
 
 
-def _survey(path: Path) -> tuple[int, tuple[str, ...], int]:
-    """The position of the list of records, the names of the first record's fields, and the number of records.
+def _listed(path: Path) -> list[Any]:
+    """The records of a JSON file: all of it, or the one list in its object. Raises DataError if it is broken."""
+    try:
+        value = parse_json(_text(path))
+    except json.JSONDecodeError as error:
+        raise _fault(f"{path} line {error.lineno}, column {error.colno}, is broken JSON") from None
+    except ValueError:
+        raise _fault(f"{path} holds a value that cannot be read") from None
+    if value is TWICE:
+        raise _fault(f"{path} is an object that names a field twice")
+    lists = [value] if isinstance(value, list) else [item for item in value.values() if isinstance(item, list)]
+    if len(lists) != 1:
+        raise _fault(f"{path} is an object with {len(lists)} lists, not one list of records")
+    return lists[0]
 
-    Raises DataError for broken JSON, wherever it breaks.
-    """
-    text = _text(path)
-    start = _list_in(path, text)
-    columns: tuple[str, ...] = ()
-    count = 0
-    for _, record in _values(path, text, start):
-        count += 1
-        if not columns and isinstance(record, Mapping):
-            columns = tuple(record)
-    return start, columns, count
+
+def _elements(path: Path) -> Iterator[Row]:
+    for number, value in enumerate(_listed(path), start=1):
+        yield number, _fields(value)
 
 
-def _elements(path: Path, start: int) -> Iterator[Row]:
-    text = _text(path)
-    line, last = 1, 0
-    for at, value in _values(path, text, start):
-        line += text.count("\n", last, at)
-        last = at
-        yield line, _fields(value)
+def _fault(what: str) -> DataError:
+    return DataError(f"{what}; save it again as JSON, or one record a line")
 
 
 def _text(path: Path) -> str:
@@ -169,79 +168,3 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} line {line} is not UTF-8 text; save all of it as UTF-8") from None
-
-
-def _list_in(path: Path, text: str) -> int:
-    """The position of the list of records: the whole text, or the one list in an object. Checks the text to its end."""
-    start = at = _skip(text, 0)
-    found = []
-    if text[at : at + 1] == "[":
-        found, at = [at], _end(_values(path, text, at))
-    else:
-        at = _skip(text, at + 1)
-        while text[at : at + 1] == '"':
-            _, at = _decode(path, text, at)
-            at = _expect(path, text, at, ":")
-            if text[at : at + 1] == "[":
-                found.append(at)
-                at = _end(_values(path, text, at))
-            else:
-                _, at = _decode(path, text, at)
-            at = _skip(text, at)
-            if text[at : at + 1] == ",":
-                at = _skip(text, at + 1)
-        at = _expect(path, text, at, "}")
-    if _skip(text, at) != len(text):
-        raise _fault(path, text, _skip(text, at), "goes on after its end")
-    if len(found) != 1:
-        raise _fault(path, text, start, f"begins an object with {len(found)} lists, not one list of records")
-    return found[0]
-
-
-def _values(path: Path, text: str, at: int) -> Generator[tuple[int, Any], None, int]:
-    """Yield each value of the list that begins at `at`, with its position; return the end of the list."""
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "]":
-        return at + 1
-    while True:
-        value, end = _decode(path, text, at)
-        yield at, value
-        at = _skip(text, end)
-        if text[at : at + 1] == "]":
-            return at + 1
-        at = _expect(path, text, at, ",")
-
-
-def _end(values: Generator[tuple[int, Any], None, int]) -> int:
-    while True:
-        try:
-            next(values)
-        except StopIteration as done:
-            return int(done.value)
-
-
-def _decode(path: Path, text: str, at: int) -> tuple[Any, int]:
-    try:
-        return _DECODER.raw_decode(text, at)
-    except json.JSONDecodeError as error:
-        raise _fault(path, text, error.pos, "is broken JSON") from None
-    except (ValueError, RecursionError):
-        raise _fault(path, text, at, "begins a value that cannot be read") from None
-
-
-def _expect(path: Path, text: str, at: int, mark: str) -> int:
-    """The position after a mark and the white space around it. Raises DataError if the mark is missing."""
-    at = _skip(text, at)
-    if text[at : at + 1] != mark:
-        raise _fault(path, text, at, "is broken JSON")
-    return _skip(text, at + 1)
-
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def _fault(path: Path, text: str, at: int, what: str) -> DataError:
-    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-    return DataError(f"{path} line {line}, column {column}, {what}; save it again as JSON, or one record a line")
