@@ -54,7 +54,7 @@ def hardware() -> dict[str, Any]:
 def fitting(params: Params, name: str, card: str) -> tuple[Machine | None, str]:
     """The first setting with which all places of a version fit a card, and its cell."""
     total = CARDS[card][0] << 20
-    there = needs.Room(Gpu(0, card, total, total - IN_USE), 1 << 40)
+    there = needs.FreeMemory(Gpu(0, card, total, total - IN_USE), 1 << 40)
     rows = params.trainer(params.versions[name].profile).micro_batch or 1
     for tokens in SETTINGS:
         for micro in [None, *(1 << power for power in reversed(range(rows.bit_length() - 1)))]:

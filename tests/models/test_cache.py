@@ -13,7 +13,7 @@ from clinrl.models import cache
 
 @given(st.lists(st.integers(1, cache.BLOCK + 9), min_size=1, max_size=5), st.permutations(range(2)))
 def test_room_holds_what_the_cache_of_transformers_holds(lengths, order):
-    layers = DynamicLayer(), cache.Room()
+    layers = DynamicLayer(), cache.GrowingLayer()
     random = torch.Generator().manual_seed(0)
     for number, length in enumerate(lengths):
         if number == 2:
@@ -27,7 +27,7 @@ def test_room_holds_what_the_cache_of_transformers_holds(lengths, order):
 
 
 def test_room_is_copied_when_a_block_is_full_and_not_for_each_token():
-    layer = cache.Room()
+    layer = cache.GrowingLayer()
     places = {layer.update(*torch.rand(2, 1, 1, 1, 4))[0].data_ptr() for _ in range(3 * cache.BLOCK)}
     assert len(places) == 3
 
@@ -35,4 +35,4 @@ def test_room_is_copied_when_a_block_is_full_and_not_for_each_token():
 def test_a_model_that_keeps_something_else_has_no_room():
     layers = ["full_attention", "sliding_attention"]
     sliding = Qwen2Config(num_hidden_layers=2, use_sliding_window=True, sliding_window=4, layer_types=layers)
-    assert cache.room(SimpleNamespace(config=sliding)) is None
+    assert cache.empty_cache(SimpleNamespace(config=sliding)) is None

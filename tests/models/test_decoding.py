@@ -77,7 +77,7 @@ def test_room_changes_no_bit_of_what_is_written(doll):
     model, tokenizer, _, _, ids = doll
     rows, mask = decoding.padded(ids, max(map(len, ids)), tokenizer.pad_token_id, "cpu")
     config, found = settings(tokenizer, **DRAWN, output_scores=True, return_dict_in_generate=True), []
-    for held in (None, cache.room(model)):
+    for held in (None, cache.empty_cache(model)):
         torch.manual_seed(1)
         found.append(
             model.generate(input_ids=rows, attention_mask=mask, generation_config=config, past_key_values=held)

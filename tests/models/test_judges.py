@@ -259,14 +259,14 @@ def test_a_reward_that_asks_is_probed_and_trained_and_what_it_heard_is_kept(proj
     assert "reward_time" not in first
     whole = dolls.files(paths.adapter("v2"))
     shutil.rmtree(paths.adapter("v2"))
-    begin = callback.Watch.on_train_begin
+    begin = callback.RunCallback.on_train_begin
 
     def stop_soon(watch, *arguments, **named):
         begin(watch, *arguments, **named)
         watch.request_stop()
 
     with monkeypatch.context() as patch:
-        patch.setattr(callback.Watch, "on_train_begin", stop_soon)
+        patch.setattr(callback.RunCallback, "on_train_begin", stop_soon)
         with pytest.raises(TrainingError, match="continues from step 1 of 2"):
             launch.stage(params, "v2")
     launch.stage(params, "v2")

@@ -159,5 +159,5 @@ def test_looks_at_held_out_cases_are_counted(params: Params) -> None:
     training = needs.workload(embedded, "esi-v49", Machine(), is_gpu=False).training
     assert training is not None
     assert training.held_out == 8192
-    places = [need.place for need in needs.needs(embedded, "esi-v49", Machine(), needs.Room(None, 1 << 40))]
+    places = [need.place for need in needs.needs(embedded, "esi-v49", Machine(), needs.FreeMemory(None, 1 << 40))]
     assert places == ["loading", "training", "generation", "held-out", "exam"]

@@ -39,18 +39,18 @@ def test_those_that_are_visible_are_listed_in_order(monkeypatch: pytest.MonkeyPa
     ]
     monkeypatch.setenv(VISIBLE, "GPU-bb, 0")
     assert [gpu.number for gpu in visible()] == [1, 0]
-    assert needs.room(Machine(gpu=1)).gpu == visible()[1]
+    assert needs.free_memory(Machine(gpu=1)).gpu == visible()[1]
     with pytest.raises(ParamsError, match="gpu is 2, but 2 are visible"):
-        needs.room(Machine(gpu=2))
-    assert needs.room(Machine(processes=2)).gpu == visible()[1]  # the one with the least that is free
+        needs.free_memory(Machine(gpu=2))
+    assert needs.free_memory(Machine(processes=2)).gpu == visible()[1]  # the one with the least that is free
     with pytest.raises(ParamsError, match="processes is 3, one a GPU, but 2 are visible"):
-        needs.room(Machine(processes=3))
+        needs.free_memory(Machine(processes=3))
 
 
 def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert visible() == []
-    assert needs.room(Machine()).gpu is None
+    assert needs.free_memory(Machine()).gpu is None
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_of_a_container_counts_what_is_left(
     (tmp_path / used).write_text("700\n")
     (tmp_path / "memory.stat").write_text(f"anon 400\n{idle} 200\n")
     (tmp_path / limit).write_text("max\n")
-    assert needs.room(Machine()).host > 1000
+    assert needs.free_memory(Machine()).host > 1000
     (tmp_path / limit).write_text("1000\n")
-    assert needs.room(Machine()).host == 500
+    assert needs.free_memory(Machine()).host == 500
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch:
     assert few["training"] < many["training"]
     assert few["exam"] == many["exam"]
     alone, shared = (
-        {need.place: need for need in needs.needs(params, "esi-v46", machine, needs.room(machine))}
+        {need.place: need for need in needs.needs(params, "esi-v46", machine, needs.free_memory(machine))}
         for machine in (Machine(), Machine(processes=2, micro_batch=1))
     )
     assert shared["generation"].gpu < alone["generation"].gpu
@@ -128,4 +128,4 @@ def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch:
 
 
 def _sizes(params: Params, machine: Machine) -> list[tuple[str, int | None]]:
-    return [(need.place, need.gpu) for need in needs.needs(params, "esi-v46", machine, needs.room(machine))]
+    return [(need.place, need.gpu) for need in needs.needs(params, "esi-v46", machine, needs.free_memory(machine))]

@@ -15,7 +15,7 @@ from clinrl.errors import DataError
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import reply
-from clinrl.tasks.imaging.rewards import TERMS, Judged, Reward, Similar, models, requests, score
+from clinrl.tasks.imaging.rewards import TERMS, JudgeTerm, Reward, SimilarityTerm, models, requests, score
 from clinrl.tasks.parts import Request
 from clinrl.types import Message, Transcript
 from recipes import CORRECTED, PUBLISHED, reward_of
@@ -25,12 +25,12 @@ ARMS = {
     **{f"published {name}": reward for name, reward in PUBLISHED.items()},
     **{f"corrected {name}": reward for name, reward in CORRECTED.items()},
     "format_only": reward_of("imaging", "imaging-format-only"),
-    "ungated": Reward(similarity=Similar(kind="matched", gated=False)),
-    "all at once": Reward(format=0.5, judge=Judged(reader="corrected"), similarity=Similar(kind="matched")),
-    "second judge": Reward(judge=Judged(reader="corrected", model="second_judge", gated=False)),
+    "ungated": Reward(similarity=SimilarityTerm(kind="matched", gated=False)),
+    "all at once": Reward(format=0.5, judge=JudgeTerm(reader="corrected"), similarity=SimilarityTerm(kind="matched")),
+    "second judge": Reward(judge=JudgeTerm(reader="corrected", model="second_judge", gated=False)),
     "published, all ungated": Reward(
-        parser="published", unreadable=-1.0, judge=Judged(reader="published", gated=False),
-        similarity=Similar(kind="paper", gated=False, weight=0.3),
+        parser="published", unreadable=-1.0, judge=JudgeTerm(reader="published", gated=False),
+        similarity=SimilarityTerm(kind="paper", gated=False, weight=0.3),
     ),
 }  # fmt: skip
 arms = pytest.mark.parametrize("arm", ARMS)
@@ -156,7 +156,7 @@ def test_a_gate_that_is_shut_asks_nothing():
     assert requests(case, turn, CORRECTED["llm-eval"]) == requests(case, turn, CORRECTED["custom-embedding"]) == ()
     assert requests(case, turn, PUBLISHED["llm-eval"])
     assert requests(case, turn, ARMS["ungated"])
-    assert requests(case, turn, Reward(judge=Judged(reader="corrected", gated=False, weight=0.0))) == ()
+    assert requests(case, turn, Reward(judge=JudgeTerm(reader="corrected", gated=False, weight=0.0))) == ()
     assert requests(case, said(f"<answer>{UA}</answer>"), CORRECTED["llm-eval"]) == ()  # there is no reasoning to judge
 
 

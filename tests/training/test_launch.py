@@ -179,7 +179,7 @@ class Killed(BaseException):
 def test_a_run_that_was_cut_short_continues_to_the_same_bytes(trained, monkeypatch, capfd, version):
     untouched = dolls.files(paths.adapter(version))
     shutil.rmtree(paths.adapter(version))
-    log = callback.Watch.on_log
+    log = callback.RunCallback.on_log
 
     def cut(self, args, state, control, **given):
         log(self, args, state, control, **given)
@@ -187,7 +187,7 @@ def test_a_run_that_was_cut_short_continues_to_the_same_bytes(trained, monkeypat
             raise Killed
 
     with dolls.in_process(), monkeypatch.context() as patch:
-        patch.setattr(callback.Watch, "on_log", cut)
+        patch.setattr(callback.RunCallback, "on_log", cut)
         with pytest.raises(Killed):
             launch.stage(PARAMS, version)
     assert not paths.adapter(version).exists()
@@ -450,8 +450,8 @@ def test_an_exit_code_alone_is_not_believed(tmp_path, code, status, sentence, mo
         launch._judge(code, tmp_path, "v2", 8)
 
 
-def watch(tmp_path: Path) -> callback.Watch:
-    return callback.Watch(tmp_path, version="v", steps=8)
+def watch(tmp_path: Path) -> callback.RunCallback:
+    return callback.RunCallback(tmp_path, version="v", steps=8)
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ def test_a_step_without_a_gradient_is_not_an_alarm(tmp_path, capsys):
     assert "v step 1/8" in capsys.readouterr().err
 
 
-def clipped(watcher: callback.Watch, steps: int) -> None:
+def clipped(watcher: callback.RunCallback, steps: int) -> None:
     """Log steps in which most completions ran out of tokens."""
     watcher.moved = lambda: True
     for step in range(1, steps + 1):
@@ -543,7 +543,7 @@ def test_how_a_training_failed_is_told_by_its_exit_code(tmp_path, code, kind):
 
 
 def test_a_waiver_lets_a_run_go_on_and_is_said(tmp_path, capsys):
-    clipped(callback.Watch(tmp_path, version="v", steps=8, waiver="kept to show clipping"), 8)
+    clipped(callback.RunCallback(tmp_path, version="v", steps=8, waiver="kept to show clipping"), 8)
     said = [line for line in capsys.readouterr().err.splitlines() if " stop " in line]
     assert said == [
         "clinrl: v stop at step 3 (clipped): 90% of the completions in mode think ran out of tokens over 3 steps, "
@@ -564,7 +564,7 @@ def test_a_continued_run_is_not_warned_of_what_it_was_warned_of(tmp_path, capsys
 
 @pytest.mark.parametrize(("can_stop", "waiver"), [(True, ""), (True, "so be it"), (False, "")])
 def test_a_continued_run_is_stopped_if_what_was_a_warning_before_may_stop_it_now(tmp_path, can_stop, waiver):
-    watcher = callback.Watch(tmp_path, version="v", steps=8, can_stop=can_stop, waiver=waiver)
+    watcher = callback.RunCallback(tmp_path, version="v", steps=8, can_stop=can_stop, waiver=waiver)
     clipped = {"loss": 0.1, "grad_norm": 0.5, "learning_rate": 1e-3, "clipped/think": 0.9}
     before = [{**clipped, "step": step} for step in range(1, 5)]
     state = SimpleNamespace(global_step=4, log_history=before, save_steps=5)
@@ -735,7 +735,7 @@ def test_the_overridden_methods_of_trl_are_what_they_were():
 
 
 def test_a_step_that_waited_for_a_processor_is_followed_by_steps_with_one_thread(tmp_path, monkeypatch):
-    watch = callback.Watch(tmp_path, version="v1", steps=20)
+    watch = callback.RunCallback(tmp_path, version="v1", steps=20)
     watch.shares, said = True, []
     monkeypatch.setattr(callback.determinism, "share", lambda *, is_crowded: said.append(is_crowded))
     waited = [0.0, 0.5, *[0.0] * 10]

@@ -604,7 +604,7 @@ def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_sto
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_killed_run_goes_on_on_the_path_it_was_on(project, monkeypatch, is_right):
     untouched = trained(loss_path="shared") if is_right else trained_on_a_wrong_path()[0]
-    log = callback.Watch.on_log
+    log = callback.RunCallback.on_log
 
     def cut(self, args, state, control, **given):
         log(self, args, state, control, **given)
@@ -613,7 +613,7 @@ def test_a_killed_run_goes_on_on_the_path_it_was_on(project, monkeypatch, is_rig
 
     with nullcontext() if is_right else falsified():
         with monkeypatch.context() as patch:
-            patch.setattr(callback.Watch, "on_log", cut)
+            patch.setattr(callback.RunCallback, "on_log", cut)
             with pytest.raises(KeyboardInterrupt):
                 train(loss_path="shared")
         with dolls.in_process():

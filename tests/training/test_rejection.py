@@ -194,7 +194,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("where", ["nowhere", "sampling", "steps"])
 def test_runs_give_the_same_bytes_wherever_they_were_killed(trained, project, monkeypatch, where):
-    at = {"sampling": (rejection, "scores", 4), "steps": (callback.Watch, "on_log", 3)}.get(where)
+    at = {"sampling": (rejection, "scores", 4), "steps": (callback.RunCallback, "on_log", 3)}.get(where)
     monkeypatch.setattr(rejection, "TOGETHER", 4)  # two parts in each of two modes
     with dolls.in_process():
         if at:

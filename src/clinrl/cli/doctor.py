@@ -13,7 +13,7 @@ from clinrl.config.params import Params
 
 if TYPE_CHECKING:
     from clinrl.config.base import Scale
-    from clinrl.models.needs import Need, Room
+    from clinrl.models.needs import FreeMemory, Need
     from clinrl.models.step_time import Rates, Times
 
 LIBRARIES = ("torch", "bitsandbytes", "kernels", "flash-linear-attention", "causal-conv1d")
@@ -36,20 +36,20 @@ def stage(params: Params, names: Sequence[str] = (), *, scale: "Scale | None" = 
         check_name(params, name, "doctor")
     at = params.model_copy(update={"scale": scale or params.scale})
     models, machine = list(names) or [*params.roots, *params.versions], read_machine()
-    room, software = needs.room(machine), _software()
-    found = needs.worst(at, models, machine, room)
-    is_gpu = at.scale == "full" and room.gpu is not None
-    rates = step_time.measured(room.gpu if is_gpu else None) if at.scale == "full" else None
+    free, software = needs.free_memory(machine), _software()
+    found = needs.worst(at, models, machine, free)
+    is_gpu = at.scale == "full" and free.gpu is not None
+    rates = step_time.measured(free.gpu if is_gpu else None) if at.scale == "full" else None
     times = step_time.slowest(at, models, machine, rates, is_gpu=is_gpu) if rates else []
     if as_json:
-        gpus = [gpu._asdict() for gpu in room.gpus]
-        hardware = {"gpus": gpus, "used": room.gpu and room.gpu.number, "host": room.host}
+        gpus = [gpu._asdict() for gpu in free.gpus]
+        hardware = {"gpus": gpus, "used": free.gpu and free.gpu.number, "host": free.host}
         reckoned = {"rates": rates and asdict(rates), "times": [asdict(each) for each in times]}
         content = {"scale": at.scale, "machine": hardware, "software": software, "needs": [asdict(n) for n in found]}
         content |= {"reckoned": reckoned} if at.scale == "full" else {}
         print(json.dumps(content, indent=2))
     else:
-        _print(at.scale, found, room, software)
+        _print(at.scale, found, free, software)
         if rates:
             _print_times(times, rates, step_time.seconds)
         if copies := sorted(task for task in params.bases if at.scale == "full" and needs.is_copy(at, task)):
@@ -66,11 +66,11 @@ def _software() -> dict[str, str]:
     return {"CUDA": import_module("clinrl.models.memory").cuda()} | versions
 
 
-def _print(scale: str, found: "Sequence[Need]", room: "Room", software: dict[str, str]) -> None:
-    for gpu in room.gpus:
-        used = ", used" if gpu == room.gpu else ""
+def _print(scale: str, found: "Sequence[Need]", free: "FreeMemory", software: dict[str, str]) -> None:
+    for gpu in free.gpus:
+        used = ", used" if gpu == free.gpu else ""
         print(_wrapped(f"GPU {gpu.number}: {gpu.name}, {_gib(gpu.free)} of {_gib(gpu.total)} GiB free{used}"))
-    print(f"host: {_gib(room.host)} GiB free" + ("" if room.gpus else "; no GPU"))
+    print(f"host: {_gib(free.host)} GiB free" + ("" if free.gpus else "; no GPU"))
     print(_wrapped(", ".join(f"{name} {version}" for name, version in software.items())))
     print(f"\nscale {scale}, GiB\n{'task':<9}{'place':<12}{'most, of':<{NAME + 1}}{'GPU':>7}{'host':>8}  fits")
     for need in found:

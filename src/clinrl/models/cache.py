@@ -15,7 +15,7 @@ BLOCK = 64
 """Tokens by which a layer's tensors grow at a time."""
 
 
-class Room(DynamicLayer):  # type: ignore[misc]  # transformers has no types
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
     """A layer's keys and values, (B, H, T, D) each, at the front of larger tensors. Gradients are not supported."""
 
     keys: Tensor
@@ -62,12 +62,12 @@ def is_plain(model: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
 
 
-def room(model: Any) -> DynamicCache | None:
+def empty_cache(model: Any) -> DynamicCache | None:
     """An empty cache that does not change what is generated; None for a model whose layers keep something else."""
     if not is_plain(model):
         return None
     cache = DynamicCache(config=model.config)
-    cache.layers = [Room() for _ in cache.layers]
+    cache.layers = [GrowingLayer() for _ in cache.layers]
     return cache
 
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from clinrl.artifacts import digest
-from clinrl.models.cache import distinct, is_plain, room
+from clinrl.models.cache import distinct, empty_cache, is_plain
 
 STRETCH = 8
 """Tokens that are written before the rows that have ended are dropped."""
@@ -100,7 +100,7 @@ def read_prompts(model: Any, prompts: Sequence[Sequence[int]], fill: int | None)
     columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)  # the last token of each is read by itself
     alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns)) if is_plain(model) else 0
     ids, mask = padded(prompts, max(map(len, prompts)), fill, model.device, first=alike)
-    cache = room(model) if ids.size(1) > 1 else None
+    cache = empty_cache(model) if ids.size(1) > 1 else None
     if cache is None:
         return Rows(ids, mask, None)
     if alike:

@@ -232,7 +232,7 @@ class Sampler:
     def _write(self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig") -> list[list[int]]:
         from transformers import LogitsProcessorList
 
-        from clinrl.models.cache import room
+        from clinrl.models.cache import empty_cache
         from clinrl.models.decoding import complete, complete_turn, padded
 
         if self._plays:
@@ -242,7 +242,7 @@ class Sampler:
             return complete(self.model, rows, config, self.watch)
         ids, mask = padded(rows, width, config.pad_token_id, self.model.device)
         output = self.model.generate(
-            input_ids=ids, attention_mask=mask, past_key_values=room(self.model), generation_config=config,
+            input_ids=ids, attention_mask=mask, past_key_values=empty_cache(self.model), generation_config=config,
             logits_processor=LogitsProcessorList(self.watch),
         )  # fmt: skip
         return output[:, width:].tolist()  # type: ignore[no-any-return]

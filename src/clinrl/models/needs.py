@@ -69,7 +69,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeMemory:
     """The memory of this machine, in bytes."""
 
     gpu: Gpu | None
@@ -80,7 +80,7 @@ class Room:
     """All visible GPUs."""
 
 
-def room(machine: Machine) -> Room:
+def free_memory(machine: Machine) -> FreeMemory:
     """The memory of this machine. Raises ParamsError if machine.yaml names GPUs that are not visible."""
     import psutil
 
@@ -93,7 +93,7 @@ def room(machine: Machine) -> Room:
             f"machine.yaml: processes is {machine.processes}, one a GPU, but {len(gpus)} are visible; lower it"
         )
     used = gpus[index : index + machine.processes]
-    return Room(min(used, key=lambda gpu: gpu.free, default=None), min([free, *_left()]), tuple(gpus))
+    return FreeMemory(min(used, key=lambda gpu: gpu.free, default=None), min([free, *_left()]), tuple(gpus))
 
 
 def _left() -> Iterator[int]:
@@ -108,11 +108,12 @@ def _left() -> Iterator[int]:
 def check(params: Params, version: str, machine: Machine) -> None:
     """Refuse a training at scale full that cannot fit, before hours are lost. Raises OutOfMemory with the shortfall.
 
-    A checkpoint of unknown shape is not refused, and with `try_anyway` nothing is. Raises ParamsError as `room` does.
+    A checkpoint of unknown shape is not refused, and with `try_anyway` nothing is. Raises ParamsError as
+    `free_memory` does.
     """
     if params.scale == "embedded":
         return
-    there = room(machine)
+    there = free_memory(machine)
     if machine.try_anyway:
         return
     for need in needs(params, version, machine, there):
@@ -127,7 +128,7 @@ def check(params: Params, version: str, machine: Machine) -> None:
             )
 
 
-def needs(params: Params, name: str, machine: Machine, there: Room) -> list[Need]:
+def needs(params: Params, name: str, machine: Machine, there: FreeMemory) -> list[Need]:
     """The needs at each place of a version, or of `<task>-base`, which is only loaded and examined."""
     about, is_full = {"task": params.model(name).task.name, "scale": params.scale, "name": name}, params.scale == "full"
     is_gpu = is_full and there.gpu is not None
@@ -366,7 +367,7 @@ def is_copy(params: Params, task: str) -> bool:
         return False
 
 
-def worst(params: Params, names: Sequence[str], machine: Machine, there: Room) -> list[Need]:
+def worst(params: Params, names: Sequence[str], machine: Machine, there: FreeMemory) -> list[Need]:
     """For each place of each task, the need of the version that needs most."""
     found: dict[tuple[str, str], Need] = {}
     for name in names:

@@ -135,7 +135,7 @@ def announce(params: Params, version: str, machine: Machine) -> None:
     """Print on stderr how long a training at full scale will take, before it starts; nothing at the embedded scale."""
     if params.scale == "embedded":
         return
-    gpu = needs.room(machine).gpu
+    gpu = needs.free_memory(machine).gpu
     rates = measured(gpu)
     text = "what a step takes cannot be reckoned here; the training starts all the same"
     with suppress(Refused):

@@ -45,7 +45,7 @@ def finite(entry: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in kept.items()}
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Seals checkpoints, stops at step boundaries, and raises TrainingError when a run goes wrong.
 
     Set `moved` once there is an adapter: it returns whether the adapter differs from its start. It is called after the

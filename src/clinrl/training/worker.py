@@ -55,12 +55,12 @@ def main(arguments: list[str]) -> int:
 
 def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
     from clinrl.models.checkpoints import latest_checkpoint
-    from clinrl.training.callback import Watch
+    from clinrl.training.callback import RunCallback
 
     steps = spec["trainer"]["steps"]
     can_stop = spec["on_alarm"] == "stop"
     waiver = spec.get("waiver", "")
-    watch = Watch(folder, version=spec["version"], steps=steps, can_stop=can_stop, waiver=waiver, world=world)
+    watch = RunCallback(folder, version=spec["version"], steps=steps, can_stop=can_stop, waiver=waiver, world=world)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: watch.request_stop())
     checkpoints = folder / "trainer"

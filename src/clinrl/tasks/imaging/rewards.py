@@ -23,7 +23,7 @@ TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
 """The terms of a score. Every score has all of them; a term that does not apply is zero."""
 
 
-class Judged(Strict):
+class JudgeTerm(Strict):
     """The pay for a judge's verdict on the reasoning."""
 
     reader: Literal["none", "published", "corrected"] = "none"
@@ -46,7 +46,7 @@ class Judged(Strict):
         return (-top if self.reader == "published" else 0.0), top
 
 
-class Similar(Strict):
+class SimilarityTerm(Strict):
     """The pay for the similarity of the reasoning to gold."""
 
     kind: Literal["none", "paper", "code", "matched"] = "none"
@@ -82,8 +82,8 @@ class Reward(Strict):
     """Pay for a turn without a label; with the strict parser it earns nothing else."""
     format: Weight = 0.0
     """Bonus for the published format. Without a think block there is none."""
-    judge: Judged = Judged()
-    similarity: Similar = Similar()
+    judge: JudgeTerm = JudgeTerm()
+    similarity: SimilarityTerm = SimilarityTerm()
 
     @model_validator(mode="after")
     def _right_is_not_worse(self) -> Self:
@@ -170,27 +170,27 @@ def _counts_similarity(case: Case, label: str | Unreadable, reward: Reward) -> b
     return reward.similarity.kind != "none" and _counts(reward.similarity, case, label, reward)
 
 
-def _counts(part: Judged | Similar, case: Case, label: str | Unreadable, reward: Reward) -> bool:
+def _counts(part: JudgeTerm | SimilarityTerm, case: Case, label: str | Unreadable, reward: Reward) -> bool:
     """Whether a term about the reasoning can be anything but zero."""
     if not part.weight or (isinstance(label, Unreadable) and reward.parser == "strict"):
         return False
     return not part.gated or label == case.key.label
 
 
-def _judge_request(case: Case, turn: Message, judged: Judged) -> Request:
+def _judge_request(case: Case, turn: Message, judged: JudgeTerm) -> Request:
     guarded = judged.reader == "corrected"
     thought = turn.thinking if turn.thinking and turn.thinking.strip() else full_text(turn)
     return Request(judged.model, judging.prompt(judged.model, " ".join(case.key.reasoning), thought, guarded=guarded))
 
 
-def _judged(case: Case, turn: Message, judged: Judged, responses: Responses) -> float:
+def _judged(case: Case, turn: Message, judged: JudgeTerm, responses: Responses) -> float:
     reply = str(_answer(responses, _judge_request(case, turn, judged)))
     if judged.reader == "corrected":
         return judging.worth(judging.verdict(reply))
     return min(judged.ceiling, max(-judged.ceiling, judging.published_verdict(reply)))
 
 
-def _compared(case: Case, turn: Message, similar: Similar) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _compared(case: Case, turn: Message, similar: SimilarityTerm) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The gold sentences and those of the think block, split as the kind of similarity requires."""
     thought = turn.thinking or ""
     if similar.kind == "matched":
@@ -198,11 +198,11 @@ def _compared(case: Case, turn: Message, similar: Similar) -> tuple[tuple[str, .
     return sentences.published_split(" ".join(case.key.reasoning)), sentences.published_split(thought)
 
 
-def _encoder_request(sentence: str, similar: Similar) -> Request:
+def _encoder_request(sentence: str, similar: SimilarityTerm) -> Request:
     return Request("encoder", sentences.drop_citations(sentence) if similar.kind == "matched" else sentence)
 
 
-def _similar(case: Case, turn: Message, similar: Similar, responses: Responses) -> float:
+def _similar(case: Case, turn: Message, similar: SimilarityTerm, responses: Responses) -> float:
     import numpy
 
     gold, written = _compared(case, turn, similar)
