@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from ruamel.yaml import YAML
 
 import dolls
@@ -94,25 +93,9 @@ def test_the_audit_file_is_read_again_once_somebody_vouched_for_what_a_revoked_k
     assert main(["keys", "vouch", "twice"]) == 1
 
 
-def test_the_tree_of_versions_says_how_their_gates_decided(run, capsys):
-    for name in ("v1", "v3"):
-        run("decide", name)
-    assert main(["plan", "--graph"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("esi-base")
-    assert [line.split("gate ")[1] for line in lines if "gate " in line] == ["passed", "refused"]
+def test_the_tree_of_a_task_takes_no_version(project, capsys):
     assert main(["plan", "v1", "--graph"]) == 2
-
-
-def test_the_tree_says_so_where_an_approver_s_key_signed_the_last_line(run, capsys):
-    run("decide", "v1")
-    ada = keys._signer_of(generate_private_key(SECP256R1()))
-    listed = {"approvers": {"Ada Lovelace": ada.key.line}}
-    YAML().dump(dolls.PARAMS | examined.SECTIONS | listed, Path("params.yaml"))
-    counting = keys.trusted_keys(load_params())
-    audit_log.append(paths.audit_log(), "review", {"reason": "read", "revoked": []}, signer=ada, keys=counting)
-    assert main(["plan", "--graph"]) == 0
-    assert "gate passed" in capsys.readouterr().out
+    assert "leave the version and --json out" in capsys.readouterr().err
 
 
 def test_a_refused_version_says_why_and_ends_with_1(run):

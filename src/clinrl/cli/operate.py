@@ -226,7 +226,7 @@ INSPECT = {
         help="show the versions and which of their stages are up to date",
         description="Shows each version of a lineage, root first, with its recipe and how its stages stand: up to "
         "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise. --graph draws versions "
-        "and merges as a tree, with the first stage that is not up to date and how the gate decided.",
+        "and merges as a tree, with the first stage that is not up to date.",
         examples="clinrl plan\nclinrl plan --graph esi\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
         runs="cli.registry_commands:plan",
         arguments=(

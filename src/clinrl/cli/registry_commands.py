@@ -3,7 +3,6 @@
 import gc
 import json
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from clinrl.cli.names import check_name, names
 from clinrl.cli.stage_commands import make
 from clinrl.config.model import MERGED
 from clinrl.config.params import Params
-from clinrl.errors import ParamsError, Refused, echo
+from clinrl.errors import ParamsError, echo
 from clinrl.evaluation import notebook
 from clinrl.evaluation.answers import HISTORY
 from clinrl.pipeline import plan as plans
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
-from clinrl.release import audit_log, decisions, promotion
+from clinrl.release import decisions, promotion
 from clinrl.release import lineage as lineages
 from clinrl.reports import numbers
 from clinrl.reports.tables import show
@@ -228,16 +227,7 @@ def plan(params: Params, version: str | None = None, *, graph: str | None = None
     elif version or as_json:
         raise ParamsError("--graph draws the tree of a task; leave the version and --json out")
     else:
-        plans.draw(params, graph, gates=_gate_verdicts(params))
-
-
-def _gate_verdicts(params: Params) -> dict[str, str]:
-    """The verdict of the last decision on each version; empty if there is no audit log that can be read."""
-    with suppress(Refused):
-        entries = audit_log.lines(params)
-        decisions = [entry.body for entry in entries if entry.kind == "decision"]
-        return {body["candidate"]: "passed" if body["promote"] else "refused" for body in decisions}
-    return {}
+        plans.draw(params, graph)
 
 
 def _show(*entries: registry.Entry, as_json: bool = False) -> None:

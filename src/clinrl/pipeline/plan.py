@@ -79,10 +79,10 @@ def _row(params: Params, name: str, states: Mapping[str, State]) -> dict[str, An
     }
 
 
-def draw(params: Params, task: str = "", *, gates: Mapping[str, str]) -> None:
+def draw(params: Params, task: str = "") -> None:
     """Print the tree of a task, or of all tasks, with a line for each version. `dvc dag` would draw 10,963 columns.
 
-    `gates` has the gate's decisions by version. Raises ParamsError for an unknown task.
+    Raises ParamsError for an unknown task.
     """
     if task:
         check_known("params.yaml", task, params.bases, "a task with a base")
@@ -94,8 +94,7 @@ def draw(params: Params, task: str = "", *, gates: Mapping[str, str]) -> None:
         width, kinds = (max(len(node[place]) for node in nodes) for place in (1, 2))
         for name, drawn, kind in nodes:
             row: Mapping[str, State] = {stage: states[address] for stage, address in stages[name].items()}
-            gate = f"  gate {gates[name]}" if name in gates else ""
-            print(f"{drawn:<{width}}  {kind:<{kinds}}  {first_open(row)}{gate}")
+            print(f"{drawn:<{width}}  {kind:<{kinds}}  {first_open(row)}")
 
 
 def _members(params: Params, task: str) -> Iterator[str]:
