@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import forks
 from clinrl import artifacts
-from clinrl.errors import ArtefactError, ParamsError
+from clinrl.errors import ArtefactError, Busy, ParamsError
 
 GRAPH = """
 stages:
@@ -142,3 +142,17 @@ def test_what_came_into_a_folder_while_it_was_made_anew_is_not_removed(tmp_path)
     with pytest.raises(ParamsError, match="was changed since"), artifacts.replaced(tmp_path / "made", "it"):
         (tmp_path / "made/mine").write_text("mine")
     assert (tmp_path / "made/mine").read_text() == "mine"
+
+
+def test_a_folder_is_replaced_by_one_process_at_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with artifacts.replaced(Path("made"), "it"), pytest.raises(Busy), artifacts.replaced(tmp_path / "made", "it"):
+        pass
+
+
+def test_a_hidden_folder_of_a_person_is_left_alone(tmp_path) -> None:
+    mine = tmp_path / ".made.partial-old"
+    mine.mkdir()
+    with artifacts.staged(tmp_path / "made"):
+        pass
+    assert mine.is_dir()

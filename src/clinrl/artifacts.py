@@ -153,7 +153,8 @@ def staged(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     for kind in ("partial", "former"):
         for leftover in target.parent.glob(f".{target.name}.{kind}-*"):
-            if not _alive(int(leftover.name.rsplit("-", 1)[1])):
+            process = leftover.name.rsplit("-", 1)[1]
+            if process.isdecimal() and not _alive(int(process)):  # a person's folder may have such a name too
                 if kind == "former" and not target.exists():  # the kill came between the two renames
                     os.replace(leftover, target)
                 _remove(leftover)
@@ -186,10 +187,11 @@ def _remove(folder: Path) -> None:
 def replaced(target: Path, command: str) -> Iterator[Path]:
     """`staged` for a folder that a person named: replaces only a folder that the same command made.
 
-    Raises ParamsError if the folder holds anything else, or a file that was changed since.
+    Raises ParamsError if the folder holds anything else, or a file that was changed since, and Busy while another
+    process replaces it.
     """
     _check_made(target, command)
-    with staged(target) as folder:
+    with exclusive(target.absolute()), staged(target) as folder:
         yield folder
         write_json(folder / MADE, {"command": command, "files": digests(folder, without=MADE)})
         _check_made(target, command)  # the block may have taken minutes

@@ -38,8 +38,9 @@ graded = _named_in("data/graded")
 report = _named_in("data/reports")
 """Folder of a version's reports: `<mode>.json`, `summary.json`, curves and plots."""
 mined = _named_in("data/mined")
-resit = _named_in("data/resits")
 """A version's graded answers to its mine data: one JSONL file per mode."""
+resit = _named_in("data/resits")
+"""A champion's graded answers to a fresh exam besides its own: one JSONL file per mode."""
 mine_report = _named_in("data/reports/mine", ".json")
 """A version's error analysis; the page and the plot lie beside it."""
 draft = _named_in("data/reports/drafts", ".json")

@@ -69,6 +69,20 @@ def test_a_field_that_leaves_the_plan_is_named(profile, names):
     assert said.endswith("; change the plan, or the version")
 
 
+def test_a_default_that_is_spelt_out_changes_no_reward_of_a_recipe_that_samples():
+    mapping = copy.deepcopy(VALID)
+    trainer = {"lr": 1.0e-3, "steps": 10, "batch": 4, "prompts": 8, "group": 2, "temperature": 1.0}
+    trainer["max_completion"] = 96
+    own = mapping["profiles"]["grpo"] | {"method": "rejection", "trainer": {"embedded": trainer, "full": trainer}}
+    mapping["profiles"] |= {"plain": own, "spelt": {**own, "reward": {**own["reward"], "floor": -1.75}}}
+    mapping["versions"]["v2"]["profile"] = "plain"
+    mapping["versions"]["v3"]["profile"] = "spelt"
+    mapping["plans"]["esi"]["changes"] |= {"recipes": ["sft", "plain"], "fields": {"reward.floor": {"min": -2.0}}}
+    assert outside(Params.model_validate(mapping), "v3") is None
+    mapping["plans"]["esi"]["changes"]["fields"] = {}
+    assert outside(Params.model_validate(mapping), "v3") is None
+
+
 @pytest.mark.parametrize("first", ["trainer.embedded", "trainer.embedded.lr"])
 def test_a_field_is_held_to_its_own_range_and_not_to_that_of_the_mapping_around_it(first):
     allowed = {"trainer.embedded": {"max": 200}, "trainer.embedded.lr": {"max": 4.0e-3}}

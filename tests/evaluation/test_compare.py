@@ -411,7 +411,7 @@ def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built
     assert rows[1][6:] == ("8.0%, 8.0 to 8.0", "3.0%", "0.5")
     panels = results.curves(esi, found)
     assert [name for name, _, _ in panels] == ["mode think", "mode direct"]
-    assert panels[0][2][0] == ("plain", "arm", [[0.12, 0.08, pytest.approx(0.23)], [0.08, 0.09, 0.06]])
+    assert panels[0][2][0] == ("plain", [[0.12, 0.08, pytest.approx(0.23)], [0.08, 0.09, 0.06]])
     for name, curves in (("without", []), ("with", panels)):
         figures.arms(results.dots(plain), results.lines(plain), "title", tmp_path / f"{name}.png", curves)
     sizes = {path.stem: struct.unpack(">II", path.read_bytes()[16:24]) for path in tmp_path.glob("*.png")}

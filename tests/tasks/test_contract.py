@@ -681,6 +681,12 @@ def write_golden(name: str) -> tuple[Path, Path]:
     return path, of_first
 
 
+@pytest.mark.parametrize("members", [{}, {"metrics": {"near": None}}])
+def test_a_task_without_its_metrics_is_named(members):
+    with pytest.raises(TypeError, match=r"the task Short needs `metrics`, with 'exact' among them"):
+        type("Short", (Task,), members)
+
+
 if __name__ == "__main__":
     for task_name in sys.argv[1:] or task_names():
         print(*write_golden(task_name))

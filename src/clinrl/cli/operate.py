@@ -24,7 +24,7 @@ RELEASE = {
     "traces": Command(
         help="log the answers of an exam to MLflow, one trace each",
         description="Logs graded answers of NAME, which must be registered, to MLflow: request, turns, calls of tools, "
-        "reward and gold label. Of each mode the wrong answers come first, then right ones, 200 in all, unless --all. "
+        "reward and gold label. Of each mode there are 200 answers, wrong ones first, unless --all. "
         "An answer that is there is not logged again. Exams that were imported are refused.",
         examples="clinrl traces esi-v49\nclinrl traces audit-v3 --all",
         runs="exports.traces:stage",

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 
 from clinrl.config import full
 from clinrl.config.base import Count, Distinct, Section, check_all, check_known, refusal
-from clinrl.config.recipes import GrpoProfile
 from clinrl.errors import format_value
 from clinrl.tasks.base import EXACT, get_task
 from clinrl.tasks.parts import Share
@@ -197,7 +196,7 @@ def _recipe(params: "Params", task: str, profile: str) -> dict[str, Any]:
     """The values of a recipe by path, including the defaults of its reward."""
     recipe = full.recipe(params, profile)
     fields = recipe.model_dump(mode="json")
-    if isinstance(recipe, GrpoProfile):
+    if "reward" in fields:
         fields["reward"] = get_task(task).Reward.model_validate(recipe.reward).model_dump(mode="json")
     return dict(_leaves(fields))
 

@@ -1,6 +1,6 @@
 """Data sets: the cases of one pool, drawn or imported, as a JSONL file with a manifest.
 
-Files are read and written line by line, so memory does not grow with the number of cases.
+Files are read and written line by line. Importers, and generators that draw no case twice, keep a key of each case.
 """
 
 import json

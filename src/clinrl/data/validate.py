@@ -3,7 +3,7 @@
 Row expectations (the task's own, identifiers of real people, and this module's computed columns) are checked on the
 file in chunks, summary expectations on a table with one row of shares. A data set that passes gets a proof with the
 digest of its bytes; one that fails gets a report in its place. If all rows could be read, there is also a page of
-either, `paths.data_docs(name)`. Memory does not grow with the number of cases.
+either, `paths.data_docs(name)`. No case is held in memory.
 """
 
 import json

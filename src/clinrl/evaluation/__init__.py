@@ -1,1 +1,1 @@
-"""Evaluation: exams, comparisons, published benchmarks, external data and error analysis."""
+"""Evaluation: exams, comparisons and error analysis."""

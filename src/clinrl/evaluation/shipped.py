@@ -4,7 +4,6 @@ A wheel of `make wheel` contains a small project with the paths of a checkout, w
 """
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import replace
@@ -30,13 +29,6 @@ from clinrl.tasks.base import EXACT
 
 FOLDER = Path(__file__).parents[1] / "shipped"
 """The project inside a wheel. A checkout does not have this folder: there, the working directory is the project."""
-COLOURS = {
-    r"^(?!  ).*": "bold",  # headings; text of a model is indented
-    r"(?<=  )right$|(?<=  )\+\d+\.\d{4}$": "green",
-    r"(?<=  )wrong: .*|(?<=  )-\d+\.\d{4}$": "red",
-    r"^  (thinks|says|calls)  ": "dim",
-}
-"""Patterns in the lines of an episode, and their styles on a terminal."""
 
 
 def stage(name: str, *, seed: int, as_json: bool = False) -> None:
@@ -73,7 +65,7 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
     if model.compared:
         beside = "beside its parent, the best way to ask the parent, and the best rivals"
     head = f"{model.name} on its exam {model.exam}, {beside}. {reports[0].note}"
-    _print("\n".join([*(write(one, is_again=one != episodes[0]) for one in episodes), end, head]))
+    print("\n".join([*(write(one, is_again=one != episodes[0]) for one in episodes), end, head]))
     tables.show([*rows[0]], rows, as_json=False)
 
 
@@ -112,16 +104,3 @@ def _rivals(params: Params, model: Model, report: EvalReport) -> dict[str, Estim
     run = run_of(params, model, [*draw(params.datasets[model.exam])], report.exam_digest)
     answers = {name: answers_of(run, report.mode, load_record(run, name, "rival")) for name in names}
     return {name: row_metrics(run, given.answers) for name, given in answers.items()}
-
-
-def _print(text: str) -> None:
-    """Print a text to stdout, in colour on a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    for line in text.splitlines():
-        shown = Text(line)
-        for pattern, style in COLOURS.items():
-            shown.highlight_regex(re.compile(pattern), style)
-        console.print(shown, soft_wrap=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from clinrl.analysis import compared
+    from clinrl.reports.results import Curves
 
 DPI = 110
 PANELS: tuple[tuple[str, str, str], ...] = (
@@ -131,13 +132,13 @@ def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: P
 def arms(
     panels: Sequence[tuple[str, Sequence[tuple[str, str, "compared.Figure"]]]],
     lines: Mapping[str, float], title: str, path: Path,
-    curves: Sequence[tuple[str, tuple[str, str], Sequence[tuple[str, str, Sequence[Sequence[float]]]]]] = (),
+    curves: "Curves | tuple[()]" = (),
 ) -> None:  # fmt: skip
     """Write rows of a comparison as a PNG: a panel for each measure, a dot with its 95% interval for each row.
 
     A row holds a name, a kind that gives its colour, and its number; the first row is on top. Small dots are single
     seeds. `lines` are drawn in the first panel: the numbers of baselines. `curves` are panels below: a name, the labels
-    of both axes, and name, kind and two series of shares of each line, whose first point is drawn as a marker apart.
+    of both axes, and the name and two series of shares of each line, whose first point is drawn as a marker apart.
     """
     names = list(dict.fromkeys(name for _, rows in panels for name, _, _ in rows))
     whole: Any
@@ -173,11 +174,9 @@ def arms(
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 
-def _curves(
-    axes: "Axes", name: str, labels: Sequence[str], series: Sequence[tuple[str, str, Sequence[Sequence[float]]]]
-) -> None:
+def _curves(axes: "Axes", name: str, labels: Sequence[str], series: Sequence[tuple[str, list[list[float]]]]) -> None:
     """Draw one panel of curves, each with the exam's own answers as a diamond."""
-    for place, (row, _, points) in enumerate(series):
+    for place, (row, points) in enumerate(series):
         (own, *xs), (height, *ys) = ([100 * share for share in shares] for shares in points)
         color = f"C{place % 10}"
         axes.plot(xs, ys, color=color, marker=".", markersize=4)

@@ -23,7 +23,7 @@ SILENT = "not significant"
 
 Dots = list[tuple[str, list[tuple[str, str, Figure]]]]
 """Panels of the figure: a measure, and the name, kind and number of each row that has it."""
-Curves = list[tuple[str, tuple[str, str], Sequence[tuple[str, str, list[list[float]]]]]]
+Curves = list[tuple[str, tuple[str, str], Sequence[tuple[str, list[list[float]]]]]]
 """Panels: a mode, the measures of both axes, and for each row its name, kind and two series, its own answers first."""
 
 
@@ -60,8 +60,8 @@ def test_groups(reports: Sequence[EvalReport], agreement: Agreement) -> list[tup
     groups: list[tuple[str, Sequence[Paired]]] = [(report.mode, report.paired) for report in reports]
     pairs = agreement.get("between_modes", {})
     for pair, found in pairs.items() if isinstance(pairs, dict) else ():
-        tests = [test.model_copy(update={"other": f"mode {test.other}"}) for test in found.values()]
-        groups.append((pair.removesuffix(f"_{tests[0].other.removeprefix('mode ')}"), tests))
+        first, _, second = pair.partition("_")
+        groups.append((first, [test.model_copy(update={"other": f"mode {second}"}) for test in found.values()]))
     return groups
 
 
@@ -300,14 +300,10 @@ def curves(task: Task, report: Compared) -> Curves:
     """
     found: Curves = []
     for mode, rows in report.costs.items():
-        kinds = {row.name: row.kind for row in report.sections[0].rows}
         assert task.ordered is not None
         axes = (task.ordered.over, task.ordered.under)
-        lines = [
-            (name, kind, [_means(rows[name], measure) for measure in axes])
-            for name, kind in kinds.items()
-            if name in rows
-        ]
+        names = dict.fromkeys(row.name for row in report.sections[0].rows if row.name in rows)
+        lines = [(name, [_means(rows[name], measure) for measure in axes]) for name in names]
         found.append((f"mode {mode}", axes, lines))
     return found
 

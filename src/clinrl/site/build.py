@@ -254,7 +254,7 @@ def _read(site: Site, path: Path, url: str) -> markdown.Page:
         rows = [versions.rows_of(task, report, name, site.modes(task.name), name)
                 for name in dict.fromkeys([*report.columns[:1], *task.compared, report.quality]) if name]  # fmt: skip
         drawn = [
-            (name, axes, {row: [(100 * a, 100 * b) for a, b in zip(*both, strict=True)] for row, _, both in series})
+            (name, axes, {row: [(100 * a, 100 * b) for a, b in zip(*both, strict=True)] for row, both in series})
             for name, axes, series in results.curves(task, report)
         ]
         every = [point for _, _, rows in drawn for points in rows.values() for point in points]

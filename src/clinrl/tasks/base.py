@@ -84,6 +84,8 @@ class Task(ABC):
     def __init_subclass__(cls) -> None:
         """Fill in `safety.metric` and the empty fields of `reporting`: all measures, in the order of `metrics`."""
         super().__init_subclass__()
+        if EXACT not in getattr(cls, "metrics", ()):
+            raise TypeError(f"the task {cls.__name__} needs `metrics`, with {EXACT!r} among them; see docs/concepts.md")
         given, shares = cls.reporting, [name for name, of in cls.metrics.items() if isinstance(of, Share)]
         worse = [name for name, of in cls.metrics.items() if of.worse == "higher"]
         cls.safety = replace(cls.safety, metric=cls.safety.metric or next(iter(worse), next(iter(cls.metrics))))
