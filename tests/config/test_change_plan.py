@@ -75,6 +75,7 @@ def test_a_default_that_is_spelt_out_changes_no_reward_of_a_recipe_that_samples(
     trainer["max_completion"] = 96
     own = mapping["profiles"]["grpo"] | {"method": "rejection", "trainer": {"embedded": trainer, "full": trainer}}
     mapping["profiles"] |= {"plain": own, "spelt": {**own, "reward": {**own["reward"], "floor": -1.75}}}
+    mapping["comparisons"] = {}
     mapping["versions"]["v2"]["profile"] = "plain"
     mapping["versions"]["v3"]["profile"] = "spelt"
     mapping["plans"]["esi"]["changes"] |= {"recipes": ["sft", "plain"], "fields": {"reward.floor": {"min": -2.0}}}
