@@ -71,9 +71,9 @@ FLOWS = {
         also="train schedule",
     ),
     "watch": Command(
-        help="check the served champion of a task, and raise alarms as events",
-        description="Compares the requests and the answers of TASK's champion with its exam, and sends an event for "
-        f"each new alarm. Needs no server. {ALONE}",
+        help="check the served champion of a task; with a server, alarms are sent as events",
+        description="Compares the requests and the answers of TASK's champion with its exam. Needs no server; with "
+        f"one, an event is sent for each new alarm. {ALONE}",
         examples="python -m flows watch esi",
         arguments=(TASK,),
     ),

@@ -5,7 +5,6 @@ python -m flows serve --servers
 
 import argparse
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -104,28 +103,3 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
     servers.wait("prefect", started["prefect"], servers.health())
     servers.wait("mlflow", started["mlflow"], f"{mlflow}/health", kept.mlflow)
     print(ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE), file=sys.stderr)
-    for task, address in runs(mlflow, kept.mlflow).items():
-        print(f"{task:8} {address}", file=sys.stderr)
-
-
-def runs(url: str, login: str) -> dict[str, str]:
-    """The page of each registered task's runs in MLflow. Without `workflowType` it would open on traces.
-
-    Empty if the server does not answer: the addresses are a convenience.
-    """
-    import httpx
-
-    from clinrl.tracking.mlflow_store import KIND
-
-    search, (user, _, password) = f"{url}/api/2.0/mlflow/experiments/search", login.partition(":")
-    try:
-        answer = httpx.post(search, json={"max_results": 100}, auth=(user, password), timeout=5, trust_env=False)
-        found = answer.raise_for_status().json().get("experiments", [])
-    except (httpx.HTTPError, ValueError):
-        return {}
-    return {
-        one["name"]: f"{url}/#/experiments/{one['experiment_id']}/runs?workflowType=machine_learning"
-        for one in sorted(found, key=lambda one: str(one["name"]))
-        if re.fullmatch("[a-z]+", one["name"])  # goes to a terminal
-        and KIND.items() <= {tag["key"]: tag["value"] for tag in one.get("tags", [])}.items()
-    }

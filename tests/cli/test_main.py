@@ -103,9 +103,9 @@ def test_help_of_a_subcommand_has_examples(name, capsys):
         ["show", "esi-v46"],
         ["show", "esi-v46", "3", "--random", "1"],
         ["show", "esi-v46", "--wrong", "0"],
-        ["verify", "esi-v46", "--threads", "0"],
-        ["verify", "esi-v46", "--hash-seed", "-1"],
-        ["verify", "esi-v46", "--hash-seed", "x"],
+        ["serve", "esi", "--at-once", "0"],
+        ["serve", "esi", "--port", "-1"],
+        ["serve", "esi", "--port", "x"],
     ],
 )
 def test_a_usage_error_exits_with_2(arguments, capsys):

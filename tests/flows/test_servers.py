@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -156,8 +155,6 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
     champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
     assert (champion.tags["version"], champion.tags["approver"]) == ("v3", "Ada Lovelace")
-    shown = f"{served.mlflow}/#/experiments/1/runs?workflowType=machine_learning"
-    assert serving.runs(served.mlflow, served.kept.mlflow) == {"esi": shown}
     assert not paths.audit_log().exists()
     subprocess.run(["git", "merge", "-q", "--ff-only", "built/retrain-esi"], check=True)
     assert [line.kind for line in audit_log.read(paths.audit_log(), keyring())] == ["decision", "approval", "promotion"]
@@ -259,36 +256,6 @@ def test_who_answers_on_the_port_of_a_server_that_ended_is_not_taken_for_it(
         with pytest.raises(Refused, match="the prefect server ended with code 3"):
             servers.wait("prefect", server, f"http://127.0.0.1:{stranger.server_port}/api/health")
         stranger.shutdown()
-
-
-def test_a_tracking_server_that_tells_no_runs_ends_nothing() -> None:
-    assert serving.runs(f"http://127.0.0.1:{free_port()}", "a:b") == {}
-
-
-def test_only_names_of_tasks_are_printed() -> None:
-    kind = [{"key": "mlflow.experimentKind", "value": "custom_model_development"}]
-    held = [
-        ("3", "imaging", kind),
-        ("1", "esi", kind),
-        ("2", "audit", []),
-        ("4", "a\x1b[2Kb", kind),
-        ("0", "Default", kind),
-    ]
-
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            rows = [{"experiment_id": number, "name": name, "tags": tags} for number, name, tags in held]
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"experiments": rows}).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Server) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        assert [*serving.runs(f"http://127.0.0.1:{server.server_port}", "a:b")] == ["esi", "imaging"]
-        server.shutdown()
 
 
 def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,16 @@ def test_a_rivals_answers_to_imported_cases_are_not_shipped(project, monkeypatch
     assert found == [True, False]
 
 
+def test_modes_are_gits_whatever_the_umask_and_the_settings(project, tmp_path):
+    git("config", "tar.umask", "user")
+    old = os.umask(0o077)
+    try:
+        wheel._extract(["params.yaml"], tmp_path / "a/b")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "a/b/params.yaml").stat().st_mode & 0o777 == 0o644
+
+
 @pytest.mark.slow
 def test_a_second_build_has_equal_bytes_and_answers_where_nothing_else_is(project, tmp_path, capsys, monkeypatch):
     listed = subprocess.run(["git", "ls-files", "-z", *wheel.CODE], cwd=ROOT, capture_output=True, check=True).stdout

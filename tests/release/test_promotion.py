@@ -380,6 +380,14 @@ def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_
 
 
 @after("v2")
+def test_answers_of_the_champion_that_a_clone_has_not_pulled_are_not_here(params):
+    shutil.rmtree(".clinrl/champions")
+    shutil.rmtree(paths.graded("v2"))
+    with pytest.raises(ArtefactError, match="data/graded/v2 is not here; run `dvc pull --with-deps evaluate@v2`"):
+        decisions.decide(params, "v1")
+
+
+@after("v2")
 def test_answers_of_the_champion_that_nobody_recorded_or_approved_are_no_rival(params):
     dolls.examine(params, "v2", examined.RIGHT)
     with pytest.raises(ArtefactError, match="holds other answers of the champion v2 than "):

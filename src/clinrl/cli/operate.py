@@ -305,12 +305,10 @@ INSPECT = {
         "compares every file with dvc.lock. A GRPO run is equal only on a processor of the same maker. "
         "Exit code 0: all equal; 1: not.",
         examples="clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
-        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep\nclinrl verify esi-v49 --attest",
+        "PYTHONHASHSEED=7 taskset -c 0 clinrl verify esi-v46 --keep\nclinrl verify esi-v49 --attest",
         runs="pipeline.verify:stage",
         arguments=(
             arg("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK"),
-            arg("--hash-seed", type=natural(0, 2**32 - 1), metavar="N", help="PYTHONHASHSEED of the rebuild"),
-            arg("--threads", type=natural(1), metavar="N", help="processors for the rebuild"),
             arg("--keep", action="store_true", help="keep the worktree for inspection"),
             arg("--attest", action="store_true", help="if all are equal, sign that into data/attestations"),
             JSON,

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -56,23 +55,14 @@ class FileVerdict:
     rebuilt: str
 
 
-def stage(
-    address: str,
-    *,
-    hash_seed: int | None = None,
-    threads: int | None = None,
-    keep: bool = False,
-    attest: bool = False,
-    as_json: bool = False,
-) -> int:
+def stage(address: str, *, keep: bool = False, attest: bool = False, as_json: bool = False) -> int:
     """Rebuild `address` from HEAD, print the verdicts, and return 0 if every file is equal, 1 otherwise.
 
     `address` is a version or a merge (`esi-v49`: its whole lineage and its exams), `<task>-base` (the base's exam) or
-    `base@<task>` (the base itself). `hash_seed` sets PYTHONHASHSEED; `threads` sets OMP_NUM_THREADS and limits the
-    rebuild to that many processors; neither may change a byte. `keep` leaves the worktree for inspection. If every file
-    is equal, `attest` signs a statement of that and writes it to data/attestations. The log of the rebuild goes to
-    standard error. Raises Refused if there is nothing to compare, if the rebuild fails, if `attest` finds no key, and
-    as `dvc_state.fence` does.
+    `base@<task>` (the base itself). The rebuild has this process's environment but for `FOREIGN`, and its processors.
+    `keep` leaves the worktree for inspection. If every file is equal, `attest` signs a statement of that and writes it
+    to data/attestations. The log of the rebuild goes to standard error. Raises Refused if there is nothing to compare,
+    if the rebuild fails, if `attest` finds no key, and as `dvc_state.fence` does.
     """
     root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
     commit = git(root, "rev-parse", "HEAD").strip()
@@ -92,7 +82,7 @@ def stage(
         for name in names:
             _remove_outputs(tree, before[name])
         started = time.monotonic()
-        _rebuild(tree, target, hash_seed, threads)
+        _rebuild(tree, target)
         seconds = time.monotonic() - started
         after = lock.read(tree / lock.LOCK)
         added = [name for name in rebuilt.lineage(after, target) if name not in names]
@@ -271,7 +261,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None) -> None:
+def _rebuild(tree: Path, target: str) -> None:
     """Run `dvc repro` in the worktree, with its log on standard error. Raises Refused if it fails."""
     env = _environment() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -279,16 +269,9 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
         "DVC_SITE_CACHE_DIR": str(tree.parent / "site"),
         "DVC_NO_ANALYTICS": "1",
     }
-    begin = None
-    if hash_seed is not None:
-        env["PYTHONHASHSEED"] = str(hash_seed)
-    if threads is not None:
-        env["OMP_NUM_THREADS"] = str(threads)
-        if hasattr(os, "sched_getaffinity"):
-            begin = partial(os.sched_setaffinity, 0, sorted(os.sched_getaffinity(0))[:threads])
     alone = ["--force", "--single-item"] if target.startswith("base@") else []
     command = [sys.executable, *dvc_state.REPRO, *alone, target]
-    rebuild = child.start(command, cwd=tree, env=env, stdout=sys.stderr, preexec_fn=begin)
+    rebuild = child.start(command, cwd=tree, env=env, stdout=sys.stderr)
     try:
         code = rebuild.wait()
     finally:

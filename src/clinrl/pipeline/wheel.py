@@ -5,12 +5,10 @@ has the SHA-256 of each file. Adapters and bases also have manifests, which are 
 """
 
 import argparse
-import io
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -68,9 +66,10 @@ def build(names: Sequence[str], out: Path) -> Path:
 
 
 def _extract(names: Iterable[str], folder: Path) -> None:
-    """Write committed files to a folder, with the modes in git's archive, whatever the umask."""
-    with tarfile.open(fileobj=io.BytesIO(output_of(["git", "archive", "HEAD", *names], Path.cwd()))) as archive:
-        archive.extractall(folder, filter="data")
+    """Write committed files to a folder, with the modes that git has, whatever the umask."""
+    archive = output_of(["git", "-c", "tar.umask=0022", "archive", "HEAD", *names], Path.cwd())
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["tar", "-xpf", "-", "-C", folder], input=archive, check=True)
 
 
 @with_exit_code

@@ -16,7 +16,7 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError, GateError
-from clinrl.evaluation.answers import load_answers, open_run
+from clinrl.evaluation.answers import check_here, load_answers, open_run
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
 from clinrl.registry.log_run import stated
@@ -201,6 +201,8 @@ def _champions_answers(params: Params, champion: Entry, model: Model, exam_diges
             missing_resit(params, champion.name, model.exam)
             or f"the champion {champion.name} did not answer {model.exam} as it now is; run `dvc repro {stage}`"
         )
+    if champion.name in {*params.versions, *params.merges.all}:
+        check_here(params.model(champion.name))
     raise ArtefactError(
         f"{graded} was answered by another adapter than the champion {champion.name}; bring the "
         f"champion's parameters back, run `dvc repro evaluate@{champion.name}`, and give what is new a name of its own"
