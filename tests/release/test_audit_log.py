@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -198,8 +199,9 @@ def test_a_full_disk_is_told_with_the_file_and_breaks_no_chain(path, monkeypatch
     assert read(path)[-1].body == {"after": "space was freed"}
 
 
-def test_a_line_that_was_committed_cut_short_may_be_replaced(path):
+def test_a_line_that_was_committed_cut_short_may_be_replaced(path, monkeypatch):
     lines = three(path)
+    monkeypatch.chdir(path.parent)
     path.write_text("".join(lines[:2]) + lines[2][:60])
     for words in (["init", "-q"], ["add", path.name], ["commit", "-qm", "x"]):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=path.parent, check=True)
@@ -210,10 +212,21 @@ def test_a_line_that_was_committed_cut_short_may_be_replaced(path):
         audit_log.check_committed(path)
 
 
+def test_lines_are_missed_though_their_folder_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    three(log := tmp_path / "data/reports/decisions.jsonl")
+    for words in (["init", "-q"], ["add", "data"], ["commit", "-qm", "x"]):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], check=True)
+    shutil.rmtree("data")
+    with pytest.raises(ArtefactError, match="lacks lines that it has in git"):
+        audit_log.check_committed(log)
+
+
 def test_what_git_has_is_not_taken_as_checked_in_a_checkout_of_another_user(tmp_path, monkeypatch):
     path = tmp_path / "ward two/decisions.jsonl"
     three(path)
-    subprocess.run(["git", "init", "-q"], cwd=path.parent, check=True)
+    monkeypatch.chdir(path.parent)
+    subprocess.run(["git", "init", "-q"], check=True)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))  # which may trust every folder
     with pytest.raises(ArtefactError, match=r"; run `git config --global --add safe.directory '.*/ward two'`"):

@@ -128,8 +128,7 @@ def check_committed(path: Path) -> None:
     Accepts every file where there is no git, or where the file was never committed.
     """
     with suppress(OSError):
-        command = ["git", "show", f"HEAD:./{path.name}"]
-        shown = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
+        shown = _shown(path, "HEAD")
         text = path.read_bytes() if path.exists() else b""
         if b"safe.directory" in shown.stderr:  # else a checkout of another user would pass as one without git
             advice = shown.stderr.decode(errors="replace").splitlines()[-1].strip()
@@ -140,9 +139,14 @@ def check_committed(path: Path) -> None:
 
 def is_longer_at(path: Path, commit: str) -> bool:
     """Whether the file at a commit has every line of the file that is here, and more lines after them."""
-    shown = subprocess.run(["git", "show", f"{commit}:./{os.path.relpath(path)}"], capture_output=True, check=False)
+    shown = _shown(path, commit)
     text = path.read_bytes() if path.exists() else b""
     return shown.returncode == 0 and shown.stdout != text and shown.stdout.startswith(_whole(text))
+
+
+def _shown(path: Path, commit: str) -> "subprocess.CompletedProcess[bytes]":
+    command = ["git", "show", f"{commit}:./{os.path.relpath(path)}"]
+    return subprocess.run(command, capture_output=True, check=False)  # here: the folder may be gone with the file
 
 
 def lines(params: Params) -> list[Entry]:
