@@ -16,7 +16,10 @@ from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, open_bytes, open_table
 from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
-"""The most bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which is streamed."""
+"""The most bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which is streamed.
+
+Parsed, a file of this size takes 0.4 GiB if it holds requests with abstracts, and 3.2 GiB if it is all empty objects.
+"""
 
 TWICE: Final = object()
 """Stands for a JSON object that names a field twice: it is uncertain which value is meant."""
