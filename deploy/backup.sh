@@ -20,6 +20,8 @@ fail() { echo "clinrl: $*" >&2; exit 1; }
 verb=$1 folder=$2 store=${MLFLOW_BACKEND_STORE_URI:-sqlite:///mlruns/mlflow.db}
 artifacts=${MLFLOW_ARTIFACTS_DESTINATION:-mlruns/artifacts}
 [[ ! $store =~ ://[^/@]*:[^/@]*@|[?\&]password= ]] || fail 'MLFLOW_BACKEND_STORE_URI holds a password, which `ps` would show; use PGPASSWORD'
+[[ -z ${MLFLOW_TRACKING_URI-} || -n ${MLFLOW_BACKEND_STORE_URI-} ]] ||
+    fail 'MLFLOW_TRACKING_URI names the registry; set MLFLOW_BACKEND_STORE_URI to the database behind it, or unset it for that of mlruns/'
 audit_log=data/reports/decisions.jsonl keys=.clinrl/keys watched=.clinrl/watched
 kept=(.clinrl/champions .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
 case "${3-}" in
@@ -138,7 +140,10 @@ make_backup() {
     for place in "$artifacts" "$files"; do
         [[ $place == s3://* || -d $place ]] || fail "$place is neither a folder that is here nor s3://; nothing was backed up"
     done
-    mkdir -p "$folder/checkout"
+    mkdir -p "$(dirname "$folder")"
+    mkdir "$folder"
+    trap '[[ -f $folder/SHA256SUMS ]] || rm -rf "$folder"' EXIT  # so that the same command can be given again
+    mkdir "$folder/checkout"
     while :; do  # a release or a rollback beside this is in both log and database, in neither, or as after a kill
         [[ ! -e $audit_log ]] || cp -aL --parents "$audit_log" "$folder/checkout"
         case $store in  # before the artefacts, which are only ever added to: what the copy names is there

@@ -45,8 +45,8 @@ FLOWS = {
     "build": Command(
         help="have workers build many versions side by side, and register them",
         description="Has workers of a Prefect server build the versions of WHAT and their ancestors, at this "
-        "checkout's commit. Gathers them as the branch built/WHAT, and registers them. docs/many-machines.md tells "
-        f"more. {ALONE}",
+        "checkout's commit. Gathers them as the branch built/WHAT, and registers them. The same command "
+        "goes on with what was begun. docs/many-machines.md tells more.",
         examples="python -m flows build imaging-arms\npython -m flows build esi",
         arguments=(arg("what", metavar="WHAT", help=f"{WHAT} of params.yaml"),),
         also="fan-out distribute",
@@ -73,14 +73,15 @@ FLOWS = {
     "watch": Command(
         help="check the served champion of a task; with a server, alarms are sent as events",
         description="Compares the requests and the answers of TASK's champion with its exam. Needs no server; with "
-        f"one, an event is sent for each new alarm. {ALONE}",
+        "one, an event is sent for each new alarm. Ends with 0, alarm or not; `clinrl watch report` ends with 1.",
         examples="python -m flows watch esi",
         arguments=(TASK,),
     ),
     "serve": Command(
         help="serve the deployments by the schedules of params.yaml",
-        description="Serves the deployments of params.yaml: retraining by its schedules, and each flow by hand. Ends, "
-        "and ends what it started, on Ctrl-C and on SIGTERM. What was interrupted is continued by the next run.",
+        description="Serves the deployments of params.yaml: retraining and watching by its schedules, rollbacks by "
+        "alarms, `reproduce` and `release` by hand. Ends, and ends what it started, on Ctrl-C and on SIGTERM. What was "
+        "interrupted is continued by the next run.",
         examples="python -m flows serve --servers\nPREFECT_API_URL=http://127.0.0.1:4200/api python -m flows serve",
         arguments=(
             arg("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too"),
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "serve":
         return serve.main(top, arguments)
     # With a server, stages wait for its slots. Two flows that decide would spend one budget twice.
-    is_alone = not servers.is_configured() or name in ("release", "retrain")
+    is_alone = name != "watch" and (not servers.is_configured() or name in ("release", "retrain"))
     with at_work(task, f"flows {name} {arguments.get('name', task)}") if is_alone else nullcontext():
         return _run(name, arguments)
 

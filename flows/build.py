@@ -175,7 +175,7 @@ def _give(name: str, commit: str) -> UUID:
         return cast("FlowRun", run).id  # of another type for asynchronous callers
     except ObjectNotFound:
         raise Refused(
-            f"this Prefect server has no deployment {WORKERS}; `prefect deploy --name elsewhere` makes it"
+            f"Prefect has no {WORKERS}; `CLINRL_REPOSITORY=URL prefect --no-prompt deploy --name elsewhere` makes it"
         ) from None
 
 

@@ -71,16 +71,16 @@ def prefect_errors() -> Iterator[None]:
     except PrefectHTTPStatusError as error:
         if error.response.status_code in (401, 403):
             raise Refused(
-                f"{server} refused the credentials; set PREFECT_API_AUTH_STRING, which "
-                "`make serve` keeps in .clinrl/servers/credentials.env"
+                f"{server} refused the credentials; set PREFECT_API_AUTH_STRING, as in .clinrl/servers/credentials.env"
             ) from error
+        if error.response.status_code in (404, 405):  # what Prefect does not know raises ObjectNotFound
+            raise Refused(f"{server} is no API of Prefect; the address of one ends in /api") from error
         if not is_away(error):
             raise
         raise Refused(f"{server} fails ({error.response.status_code}); see to its database, and try again") from error
     except httpx.TransportError as error:
         raise Refused(
-            f"{server} does not answer; start it, or unset PREFECT_API_URL to do without, and give the same command "
-            "again: it continues"
+            f"{server} does not answer; start it (or unset PREFECT_API_URL, if the flow needs none), and try again"
         ) from error
 
 

@@ -84,9 +84,9 @@ def exam_record(task: str, name: str) -> Path:
     return Path("data/reports/exams") / task / f"{name}.json"
 
 
-def retraining_report() -> Path:
-    """The results of simulated retraining; the page lies beside it."""
-    return Path("data/reports/retraining.json")
+def retraining_report(task: str) -> Path:
+    """The results of a task's simulated retraining; the page lies beside it."""
+    return Path("data/reports/retraining") / f"{task}.json"
 
 
 def checkpoints(version: str, key: str) -> Path:

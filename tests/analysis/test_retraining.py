@@ -16,7 +16,8 @@ from clinrl.reports.numbers import percent
 ROOT = Path(__file__).parents[2]
 PARAMS = load_params(ROOT / "params.yaml")
 PLAN = PARAMS.plans["esi"]
-REPORT = json.loads((ROOT / "data/reports/retraining.json").read_bytes())
+REPORTS = {task: json.loads((ROOT / f"data/reports/retraining/{task}.json").read_bytes()) for task in PARAMS.plans}
+REPORT = REPORTS["esi"]
 GIVEN = World.model_validate(REPORT["studies"][0]["world"])
 USELESS, ONCE, UNTIL = (
     "every draft is useless", "one in the year is two points better, the others useless",
@@ -36,8 +37,8 @@ def lives(scenario: str, world: World, plan: ChangePlan = PLAN) -> Row:
     return retraining._live(world, list(SCENARIOS).index(scenario), scenario, "the plan", rule)
 
 
-def committed(study: int = 0, rule: str = "the plan") -> dict[str, Row]:
-    rows = [Row.model_validate(row) for row in REPORT["studies"][study]["rows"]]
+def committed(study: int = 0, rule: str = "the plan", task: str = "esi") -> dict[str, Row]:
+    rows = [Row.model_validate(row) for row in REPORTS[task]["studies"][study]["rows"]]
     return {row.scenario: row for row in rows if row.rule == rule}
 
 
@@ -73,6 +74,13 @@ def test_the_documentation_has_the_numbers_of_the_report():
         assert percent(committed(study)[scenario].better) in said
     for rule in rules[1:]:
         assert percent(committed(LOPSIDED, rule)[USELESS].useless) in said
+    for task in REPORTS.keys() - {"esi"}:
+        world, rows = World.model_validate(REPORTS[task]["studies"][0]["world"]), committed(task=task)
+        (mine,) = (spec for spec in PARAMS.datasets.values() if (spec.task, spec.use) == (task, "mine"))
+        exam = PARAMS.datasets[PARAMS.plans[task].changes.exam]
+        assert (world.cases, world.mine) == (exam.cases, mine.cases)
+        assert f"| {task} | {world.cases}, {world.mine} | {100 * world.wrong:.1f}% (" in page
+        assert f") | {percent(rows[ONCE].better)} | {percent(rows[USELESS].useless)} |\n" in page
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ def test_json_is_the_same_with_the_numbers_behind_it(capsys):
 
 def test_exam_and_mine_data_may_have_other_sizes(capsys):
     main(["simulate-retraining", "esi", *FEW, "--cases", "300", "--mine", "1200", "--write"])
-    report = json.loads(Path("data/reports/retraining.json").read_bytes())
+    report = json.loads(Path("data/reports/retraining/esi.json").read_bytes())
     assert [(study["world"]["cases"], study["world"]["mine"]) for study in report["studies"]] == [
         (300, 1200), (600, 1200), (300, 1200), (300, 1200),
     ]  # fmt: skip
@@ -45,6 +45,9 @@ def test_exam_and_mine_data_may_have_other_sizes(capsys):
 
 def test_where_nothing_is_mined_the_number_of_cases_is_asked_for(capsys):
     YAML(typ="safe").dump(VALID | {"mining": {}}, Path("params.yaml"))
+    assert main(["simulate-retraining", "esi", *FEW]) == 0  # on the data that is for it
+    datasets = {name: spec for name, spec in VALID["datasets"].items() if spec["use"] != "mine"}
+    YAML(typ="safe").dump(VALID | {"mining": {}, "datasets": datasets}, Path("params.yaml"))
     assert main(["simulate-retraining", "esi", *FEW]) == 2
     assert "params.yaml has no number of cases for the mine data of esi; give --mine" in capsys.readouterr().err
     assert main(["simulate-retraining", "esi", *FEW, "--mine", "500"]) == 0
@@ -52,12 +55,12 @@ def test_where_nothing_is_mined_the_number_of_cases_is_asked_for(capsys):
 
 def test_a_report_is_written_on_four_worlds(capsys):
     main(["simulate-retraining", "esi", *FEW, "--write"])
-    report = json.loads(Path("data/reports/retraining.json").read_bytes())
+    report = json.loads(Path("data/reports/retraining/esi.json").read_bytes())
     worlds = [study["world"] for study in report["studies"]]
     assert [(world["cases"], world["discordance"], world["lopsided"]) for world in worlds] == [
         (800, 0.041, False), (1600, 0.041, False), (800, 0.1895, False), (800, 0.041, True),
     ]  # fmt: skip
-    page = Path("data/reports/retraining.md").read_text()
+    page = Path("data/reports/retraining/esi.md").read_text()
     assert "## 800 cases of the exam, 800 to mine, 4.1% discordant" in page
     assert page.count("| every draft is useless | the plan |") == 4
 

@@ -273,6 +273,8 @@ def test_misuse_prints_how_it_is_used(tmp_path: Path) -> None:
         done = script(*words)
         assert (done.returncode, "deploy/backup.sh restore FOLDER" in done.stderr) == (2, True)
     assert script("make", str(tmp_path / "backup"), "--all").returncode == 1
+    done = script("make", str(tmp_path / "backup"), MLFLOW_TRACKING_URI="http://10.0.0.1:5000")
+    assert (done.returncode, "set MLFLOW_BACKEND_STORE_URI to the database behind it" in done.stderr) == (1, True)
     assert not (tmp_path / "backup").exists()
 
 
@@ -303,7 +305,8 @@ def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, m
         repo.push()
     digest = hashlib.md5(b"d\n").hexdigest()
     Path(".dvc/cache/files/md5", digest[:2], digest[2:]).unlink()
-    done = script("make", str(tmp_path / "backup"))
+    assert script("make", str(tmp_path / "backup"), MLFLOW_BACKEND_STORE_URI="mysql://ward").returncode == 1
+    done = script("make", str(tmp_path / "backup"))  # the same folder again
     says = "clinrl: lost is not in the cache, so it is not in this backup; make one where it was imported\n"
     assert (done.returncode, done.stderr) == (0, says)
     for lost in ("mlruns", ".dvc/cache", "remote", "ward"):

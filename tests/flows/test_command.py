@@ -183,7 +183,7 @@ def test_a_server_that_is_away_is_one_sentence(
     with temporary_settings({PREFECT_API_URL: url}):
         assert command.main(["release", "v2", "--approver", "Ada Lovelace"]) == 1
     (sentence,) = capfd.readouterr().err.splitlines()
-    assert "does not answer; start it, or unset PREFECT_API_URL" in sentence
+    assert "does not answer; start it (or unset PREFECT_API_URL, if the flow needs none)" in sentence
     assert versions.holder("esi", "champion") is None
 
 
@@ -195,10 +195,13 @@ def test_wrong_credentials_are_one_sentence(project: Path) -> None:
     try:
         servers.wait("prefect", server, f"{api}/health")
         done = flow("release", "v2", "--approver", "Ada Lovelace", api=api)
+        other = flow("release", "v2", "--approver", "Ada Lovelace", api=api.removesuffix("/api"))
     finally:
         child.end(server)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "refused the credentials; set PREFECT_API_AUTH_STRING" in done.stderr
+    assert (other.returncode, len(other.stderr.splitlines())) == (1, 1)
+    assert "is no API of Prefect; the address of one ends in /api" in other.stderr
     assert versions.holder("esi", "champion") is None
 
 
@@ -222,12 +225,15 @@ def test_the_second_flow_of_a_task_is_told_who_is_at_work(
     """What the first one does is to give the second command, in this process; the lock is one that the kernel keeps."""
     codes = []
 
-    def begun(_name: str, _arguments: object) -> int:
+    def begun(name: str, _arguments: object) -> int:
+        if name == "watch":
+            return 0
         for words in (("retrain", "esi"), ("release", "v2", "--approver", "Ada Lovelace")):
             codes.append(command.main(words))
             told = AT_WORK.fullmatch(capfd.readouterr().err)
             assert told is not None
             assert int(told[1]) == os.getpid()
+        assert command.main(["watch", "esi"]) == 0  # it decides nothing
         return 0
 
     monkeypatch.setattr(command, "_run", begun)

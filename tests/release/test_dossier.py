@@ -156,6 +156,20 @@ def test_a_missing_artefact_is_said_to_be_not_done(committed):
 
 
 @pytest.mark.long
+def test_reward_and_registered_test_are_those_of_the_artefacts(committed):
+    dossier.stage(committed, PARAMS, "audit-v2")
+    written = pages("audit-v2")
+    probe = json.loads(paths.probe_proof("audit-v2").read_text())
+    assert f"Reward: corrected: (beta: {probe['reward']['corrected']['beta']}," in written["tripod-llm.md"]
+    (first, _) = json.loads(paths.comparison_report("audit-arms").read_text())["primary"]["tests"]
+    assert "## Result: dangerous, v3 against base\n" in written["preregistration.md"]
+    assert re.search(
+        rf"{first['difference']['value']:.4f} .* \| {first['adjusted']} \[S\d+\] \|", written["preregistration.md"]
+    )
+    assert "not done" not in written["preregistration.md"].partition("## Result")[2]
+
+
+@pytest.mark.long
 def test_plan_and_preregistration_are_shown_as_soon_as_there_are_any(committed):
     dossier.stage(committed, PARAMS, "imaging-labels-1")
     before = pages("imaging-labels-1")

@@ -452,7 +452,10 @@ LEAKS_A_LEVEL = [
     "Triage nurse assigned level 2.", "ESI was set at 2", "ESI determined to be 2", "E.S.I. 2", "E.S.I. level II",
     "triaged immediately to level 1", "ESI has been judged to be a 3", "the triage RN made it a level 3",
     "assigned to level two", "acuity was changed to level 2", "ESI_2", "esi_level: 2", "ESI_level=3", "acuity_level 3",
-    "acuity is two", "ESI would be 2", "ESI was felt to be 2",
+    "acuity is two", "ESI would be 2", "ESI was felt to be 2", "ESI lvl 2", "triage lvl 3", "triage cat. 2", "ESI -> 2",
+    "acuity -> 2", "triage => 2", "ESI remains 2", "ESI equals 2", "ESI noted as 2", "acuity rated 2",
+    "acuity assigned: 2", "acuity assessed as 2", "Acuity two", "acuity III", "Acuity [3]", "ESI v4 level 2",
+    "ESI version 4: 2",
 ]  # fmt: skip
 NAMES_NO_LEVEL = [
     "triaged at 2 pm", "triaged at 2:30", "triaged 2 hours ago", "triaged as a 2-year-old", "triaged as a 2 year old",
@@ -463,7 +466,8 @@ NAMES_NO_LEVEL = [
     "severity 8 of 10", "level 3 pain", "acuity 1.5", "triaged one hour ago", "in triage for two hours",
     "assigned a level 1 trauma alert", "triage nurse set 2 lines", "triaged immediately at 2 pm", "e.g. I fainted",
     "nurse assigned room 2", "glucose determined to be 4",
-    "decreased acuity of one eye", "acuity was one of many worries",
+    "high acuity IV placed", "acuity was changed at 2 pm", "decreased acuity of one eye",
+    "acuity was one of many worries",
 ]  # fmt: skip
 
 

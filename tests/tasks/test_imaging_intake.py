@@ -320,6 +320,8 @@ def test_what_is_not_certain_is_refused_with_its_row(tmp_path, change, column, r
         "The rating is 8 of 9", "That makes 8 of 9.", "the panel rates it 8 of 9", "appropriateness rating: 8",
         "appropriateness score of 8", "Usually not appropriate", "may be appropriate", "Usually_appropriate",
         "appropriateness criteria rating of 8", "ACR Appropriateness Criteria rating: 9", "score of 8 of 9",
+        "Rating: 8", "ACR rating 8", "panel rating of 8", "8 out of 9", "8.0/9", "ACR rated seven to nine",
+        "Highly appropriate",
     ],
 )  # fmt: skip
 def test_a_text_that_names_its_label_or_rating_is_refused(text):
@@ -333,7 +335,7 @@ def test_a_text_that_names_its_label_or_rating_is_refused(text):
     [
         "pain rated 8 of 10", "pain rated 8/10", "seen in 8 of 9 patients", "sensitivity 89% (8 of 9)", "stage 3 of 4",
         "Beighton score of 5 of 9 points", "quality rated 4 of 5", "appropriateness of 3 modalities", "a rating of 3.5",
-        "it generated 8 of 9 maps", "heart rate 9 of 10",
+        "it generated 8 of 9 maps", "heart rate 9 of 10", "pain since 8/9",
     ],
 )  # fmt: skip
 def test_what_only_looks_like_a_rating_is_taken(text):

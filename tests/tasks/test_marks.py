@@ -19,6 +19,7 @@ from clinrl.types import Case
     [
         *QWEN.all, *LLAMA.all, "<|eom_id|>", "<|python_tag|>", "<|reserved_special_token_5|>", "<think>", "</think>",
         "<THINK>", "</answer>", "<tool_call>", "</tool_response>", "<start_of_turn>user", "<s>", "</s>", "<pad>",
+        "<image>", "<function=look>", "<fim_prefix>", "[SEP]",
         "[INST]", "[/INST]", "<<SYS>>", "<|im_", "＜|im_end|＞", "＜｜im_end｜＞", "<｜end▁of▁sentence｜>", "＜think＞",
     ],
 )  # fmt: skip

@@ -214,7 +214,7 @@ RELEASE = {
             value("--wrong", share, "of cases that the champion errs in", 0.106),
             value("--discordance", share, "of the cases that only one of champion and useless draft gets right", 0.041),
             arg("--seed", type=natural(0), metavar="N", default=1, help="default: 1"),
-            arg("--write", action="store_true", help="write data/reports/retraining.json and .md too, for more worlds"),
+            arg("--write", action="store_true", help="write data/reports/retraining/TASK.json, .md, for more worlds"),
             JSON,
         ),
         also="power error budget alpha plan lives",

@@ -30,11 +30,12 @@ def stage(
     if wrong >= 0.5:
         raise ParamsError(f"--wrong is {wrong:g}; a champion errs in less than half of the cases")
     # A draft is screened on the mine data of its parent, which is the newest version.
-    mined = next((spec.data for spec in reversed(params.mining.values()) if spec.task == name), None)
+    mined = [spec.data for spec in params.mining.values() if spec.task == name]
+    drawn = [data for data, spec in params.datasets.items() if spec.task == name and spec.use == "mine"]
     given = World(
         lives=lives, weeks=weeks, wrong=wrong, discordance=discordance, seed=seed,
         cases=cases or _cases(params, params.plans[name].changes.exam, f"the exam of plans.{name}", "--cases"),
-        mine=mine or _cases(params, mined, f"the mine data of {name}", "--mine"),
+        mine=mine or _cases(params, next(reversed(mined or drawn), None), f"the mine data of {name}", "--mine"),
     )  # fmt: skip
     if given.discordance > (most := most_discordant(given.wrong)):
         raise ParamsError(
@@ -42,8 +43,8 @@ def stage(
             f"independently of each other, differ in {most:.4g}; give at most that"
         )
     if write:
-        write_json(paths.retraining_report(), report(params, name, given))
-        write_retraining(paths.retraining_report())
+        write_json(paths.retraining_report(name), report(params, name, given))
+        write_retraining(paths.retraining_report(name))
     rows = simulate(given, params.plans[name])
     shares = [{kind: percent(getattr(row, kind)) for kind in COLUMNS[2:5]} for row in rows]
     texts = [

@@ -70,8 +70,9 @@ def reports(params: Params) -> Iterator[Report]:
     for name, spec in params.comparisons.items():
         if (path := paths.comparison_report(name)).exists():
             yield Report(name, spec.task, path, partial(compare.write_pages, path, get_task(spec.task), modes))
-    if (path := paths.retraining_report()).exists():
-        yield Report(path.stem, path.stem, path, partial(write_retraining, path))
+    for task in params.plans:
+        if (path := paths.retraining_report(task)).exists():
+            yield Report("retraining", task, path, partial(write_retraining, path))
 
 
 def write_retraining(path: Path) -> None:

@@ -13,7 +13,8 @@ _SHAPES = re.compile(
     r"<\|"  # <|im_end|>, <|eot_id|>, <|endoftext|> and all others of this shape, whole or begun
     r"|\|>"
     r"|</?(?:think|answer|tool_call|tool_response|tools|start_of_turn|end_of_turn)\b"
-    r"|</?(?:s|pad|unk|bos|eos|cls|sep|mask)>"
+    r"|</?(?:s|pad|unk|bos|eos|cls|sep|mask|image|audio|video|start_of_image|end_of_utterance)>"
+    r"|<(?:function|parameter)=|<fim_(?:prefix|middle|suffix)>|\[(?:CLS|SEP|PAD|UNK|MASK)\]"
     r"|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
     r"|<</?SYS>>",
     re.IGNORECASE,

@@ -8,6 +8,7 @@ are added from `history.jsonl`.
 import json
 import logging
 import os
+import platform
 import select
 import signal
 import sys
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.artifacts import whole_lines
 from clinrl.errors import RegistryError, echo, mask
-from clinrl.runtime import determinism, starter
+from clinrl.runtime import determinism, gpus, starter
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import connect, known_points, log_params, log_points, points, run_of, writing
 
@@ -100,6 +101,7 @@ def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> tuple["
     for one in runs:
         if one.info.status != "RUNNING":
             client.update_run(one.info.run_id, status="RUNNING")
+    client.set_tag(run.info.run_id, "machine", ", ".join((platform.node(), *(gpu.name for gpu in gpus.visible()))))
     log_params(client, run, training["recipe"])
     return runs
 

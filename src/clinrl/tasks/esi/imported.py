@@ -21,23 +21,24 @@ _DIGIT = (
     r")s?\b)"
 )
 """A digit that counts nothing and is no time, age, dose or fraction, except a fraction of five."""
-_GRADE = r"(?:level|score|category|class|code|priority|acuity|rating|grade|number|no\.?)"
+_GRADE = r"(?:level|lvl\.?|score|category|cat\.?|class|code|priority|acuity|rating|grade|number|no\.?)"
 _JOIN = (
     r"(?:(?:of|is|it|was|has|been|be|as|at|to|by|an?|the|assigned|given|gave|set|made|placed|rated|scored|determined|deemed"
     r"|judged|felt|would|considered|estimated|recorded|documented|changed|upgraded|downgraded|initially|immediately|directly"
-    r"|straight|then|now|nurse|rn|staff|level)\W{1,3}){0,6}"
+    r"|straight|then|now|nurse|rn|staff|level"
+    r"|assessed|chosen|designated|noted|remains|remained|equals|v\W?[45]|version [45])\W{1,3}){0,6}"
 )
 """Up to six words that may stand between a scale and its level."""
 NAMES_A_LEVEL: Final = (
-    rf"(?i)\b{_SCALE}\)?\W{{0,3}}(?:\(?esi\)?\W{{0,3}})?{_JOIN}(?:{_GRADE}\W{{0,3}})?{_JOIN}(?:[1-5]|{_WORD}|{_ROMAN})\b"
+    rf"(?i)\b{_SCALE}\)?\W{{0,5}}(?:\(?esi\)?\W{{0,3}})?{_JOIN}(?:{_GRADE}\W{{0,3}})?{_JOIN}(?:[1-5]|{_WORD}|{_ROMAN})\b"
     rf"|\b(?:level|grade)\W{{0,3}}(?:[1-5]|{_WORD}|{_ROMAN})\W{{1,3}}{_JOIN}(?:{_SCALE}|acuity|triage)\b"
     rf"|\b(?:[1-5]|{_WORD}|{_ROMAN}) (?:on|by|per) (?:the )?{_SCALE}\b"
     rf"|(?<!visual )\b(?:acuity|triaged?)\W{{1,3}}{_JOIN}{_GRADE}\W{{1,3}}{_JOIN}(?:{_DIGIT}|{_WORD}|{_ROMAN})\b"
     rf"|\bassigned\W{{1,3}}(?:(?:as|to|an?|the)\W{{1,3}}){{0,2}}level\W{{1,3}}(?:{_DIGIT}|{_WORD}|{_ROMAN})\b"
     r"(?!\W{1,3}trauma)"
-    rf"|(?<!visual )\b(?:acuity|triage)(?:\s?[:=#(-]\s?| )(?:(?:of|is|was|as) )?(?:an? )?(?:{_DIGIT})\b"
-    rf"|(?<!visual )\b(?:acuity|triage)\s?[:=]\s?(?:{_WORD}|{_ROMAN})\b"
-    rf"|(?<!visual )\bacuity (?:is|was) {_WORD}\b(?! of)"
+    rf"|(?<!visual )\b(?:acuity|triage)(?:\s?(?:[:=#([-]|[-=]>)\s?| )(?:(?:of|is|was|as) )?(?:an? )?(?:{_DIGIT})\b"
+    rf"|(?<!visual )\b(?:acuity|triage)\s?(?:[:=]|[-=]>)\s?(?:{_WORD}|{_ROMAN})\b"
+    rf"|(?<!visual )\bacuity (?!of){_JOIN}(?:{_DIGIT}|{_WORD}|(?-i:II{{1,2}}))\b(?! of)"
     rf"|\btriaged (?:as )?(?:an? )?(?:{_DIGIT})\b|\btriaged as (?:an? )?(?:{_WORD}|{_ROMAN})\b"
 )
 """A pattern of text that gives the answer away."""

@@ -27,6 +27,9 @@ _JOIN = r"(?:(?:as|at|is|was|it|this|of|an?|the|appropriateness|median|mean|pane
 NAMES_A_LABEL: Final = (
     r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\W{1,3}be\W{1,3}appropriate\b"
     rf"|\brat(?:e|es|ed|ing|ings)\W{{1,3}}{_JOIN}{_RATING}{_OF_NINE}"
+    rf"|\b(?:panel|acr|appropriateness) rat(?:ed|es|ings?)\W{{1,3}}{_JOIN}{_RATING}\b(?!\.\d)"
+    rf"|\brating\s?[:=]\s?{_RATING}\b(?!\.[1-9])"
+    rf"|\b{_RATING}(?:\.0\s?/| out of )\s?(?:9|nine)\b(?! \w)|\bhighly\W{{1,3}}appropriate\b"
     rf"|\b(?:is|makes|gets|scores?|scored) (?:of )?(?:an? )?{_RATING}{_OF_NINE}(?!\s\w)"
     rf"|\bappropriateness\W{{1,3}}(?:criteria\W{{1,3}})?(?:score|rating|category|level)s?\W{{1,3}}{_JOIN}{_RATING}\b(?!\.\d)"
     rf"|\bappropriateness\s?[:=]\s?{_RATING}\b(?!\.\d)"
