@@ -13,7 +13,7 @@ def program() -> int:
     try:
         from clinrl.cli.main import main  # here: an interrupt while its modules are read is no fault
     except KeyboardInterrupt:
-        print("clinrl: interrupted; the same command continues", file=sys.stderr)
+        print("clinrl: interrupted; give the same command again", file=sys.stderr)
         return 130
     code = main()
     gc.freeze()  # else the interpreter scans all imported objects at exit: a second with MLflow

@@ -66,7 +66,7 @@ def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
             echo(refused)
             return refused.exit_code
         except KeyboardInterrupt:
-            echo("interrupted; the same command continues")
+            echo("interrupted; give the same command again")
             return 130
         except BrokenPipeError:
             unread = [number for number in (1, 2) if _is_unread(number)]

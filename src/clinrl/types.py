@@ -20,9 +20,9 @@ Stop = Literal["answered", "max_tokens", "max_turns", "tool_error"]
 
 
 class Strict(BaseModel):
-    """Frozen; unknown fields are refused."""
+    """Frozen; unknown fields, NaN and infinity are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Case(Strict):

@@ -182,7 +182,7 @@ def test_a_name_of_one_task_is_refused_without_those_of_others(monkeypatch, caps
     assert all(name.startswith("esi-") for name in listed)
 
 
-@pytest.mark.parametrize("name", ["esi@champion", "models:/esi@champion"])
+@pytest.mark.parametrize("name", ["esi@champion", "models:/esi@champion", "esi@champoin"])
 @pytest.mark.parametrize("command", ["lookup", "train", "evaluate", "compare"])
 def test_an_alias_that_is_spelt_as_elsewhere_is_said_as_here(command, name, project, capsys):
     assert cli.main([command, name]) == 2
@@ -240,7 +240,7 @@ def test_an_interrupt_while_the_modules_are_read_is_told_in_a_sentence(monkeypat
     monkeypatch.delitem(sys.modules, "clinrl.cli.main")
     monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
     assert program() == 130
-    assert capsys.readouterr().err == "clinrl: interrupted; the same command continues\n"
+    assert capsys.readouterr().err == "clinrl: interrupted; give the same command again\n"
 
 
 def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):
@@ -257,7 +257,7 @@ def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):
         (DataError("row 3 is bad"), 1, "clinrl: row 3 is bad\n"),
         (TrainingError("it diverged"), 3, "clinrl: it diverged\n"),
         (Busy("another one writes"), 75, "clinrl: another one writes\n"),
-        (KeyboardInterrupt(), 130, "clinrl: interrupted; the same command continues\n"),
+        (KeyboardInterrupt(), 130, "clinrl: interrupted; give the same command again\n"),
         (
             OSError(errno.ENOSPC, "No space left on device", "data/cases/x"),
             1,
@@ -299,11 +299,15 @@ def test_a_bug_keeps_its_traceback(raised, project, monkeypatch):
         cli.main(["plan"])
 
 
-def test_a_library_that_is_not_installed_is_a_sentence(project, monkeypatch, capsys):
-    monkeypatch.setattr(plan, "stage", lambda *_, **__: import_module("no_such_library.part"))
+def test_a_library_that_is_not_installed_is_a_sentence(project, monkeypatch, capsys, tmp_path):
+    (tmp_path / "own_task.py").write_text("from no_such_library.part import thing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plan, "stage", lambda *_, **__: import_module("own_task"))
     assert cli.main(["plan"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("clinrl: no_such_library is not installed; run `pip install 'WHEEL[pipeline]'`")
+    assert said.startswith(
+        f"clinrl: no_such_library, which {tmp_path}/own_task.py imports, is not installed; run `pip install "
+    )
     monkeypatch.setattr(plan, "stage", lambda *_, **__: import_module("clinrl.no_such_module"))
     with pytest.raises(ModuleNotFoundError):
         cli.main(["plan"])

@@ -68,7 +68,7 @@ def refusal(mapping: object, folder: Path) -> str:
 
 
 def test_the_projects_own_file_loads():
-    params = load_params(ROOT / "params.yaml")
+    params = load_params(str(ROOT / "params.yaml"))
     for version in params.versions:
         assert params.lineage(version)[-1] == version
         assert params.trainer(params.versions[version].profile).steps >= 1

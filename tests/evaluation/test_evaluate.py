@@ -11,7 +11,7 @@ import pytest
 
 import dolls
 from clinrl import paths
-from clinrl.analysis import baselines
+from clinrl.analysis import baselines, exam
 from clinrl.analysis.paired import Answers, between_modes, comparable, compare, patients
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
@@ -146,6 +146,8 @@ def test_confusion_has_gold_rows_and_an_unreadable_column(reports):
     confusion = answers.load_report("v2", "direct").confusion
     assert confusion.columns == ("1", "2", "3", "4", "5", "unreadable")
     assert [sum(row) for row in confusion.counts] == [GOLDS.count(level) for level in range(1, 6)]
+    with pytest.raises(TypeError, match="esi gave labels that are none of its `labels`"):
+        exam.confusion(get_task("esi"), [2, 3], [2, "3x"])
     assert sum(row[-1] for row in confusion.counts) == 2
     assert sum(confusion.counts[i][i] for i in range(5)) == 22
 

@@ -618,7 +618,7 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
         Path("slow").unlink()
         if number == signal.SIGINT:
             assert process.returncode == 130
-            assert said.splitlines()[-1] == "clinrl: interrupted; the same command continues"
+            assert said.splitlines()[-1] == "clinrl: interrupted; give the same command again"
         else:
             assert process.returncode == -number
         assert ended(retrain, "esi", "Ada Lovelace").is_completed()

@@ -339,6 +339,11 @@ def test_what_a_killed_verification_left_is_removed_by_the_next_one_alone(
         assert (used.parent.exists(), kept.exists(), worktrees(project)) == (False, True, 3)
     run("git", "worktree", "remove", "--force", str(kept), where=project)
     assert worktrees(project) == 1
+    begun = tmp_path / "clinrl-verify-begun/tree"  # an interrupt while git makes a checkout leaves it locked
+    run("git", "worktree", "add", "--quiet", "--detach", "--lock", str(begun), where=project)
+    shutil.rmtree(begun.parent)
+    with verify._worktree(project, commit, keep=False):
+        assert worktrees(project) == 2
 
 
 def test_nothing_is_verified_with_pickles_that_others_can_write(project: Path, verdicts) -> None:

@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -25,6 +26,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from clinrl.artifacts import digest
 from clinrl.errors import DataError
@@ -36,8 +38,8 @@ from clinrl.tasks.base import (
     parts_of,
     task_names,
 )
-from clinrl.tasks.parts import Request, Share, Statistic
-from clinrl.types import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, transcript_of
+from clinrl.tasks.parts import Request, Safety, Share, Statistic
+from clinrl.types import Call, Case, Message, Pool, Score, Stop, Strict, Transcript, Unreadable, transcript_of
 from recipes import NAMED
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -685,6 +687,43 @@ def write_golden(name: str) -> tuple[Path, Path]:
 def test_a_task_without_its_metrics_is_named(members):
     with pytest.raises(TypeError, match=r"the task Short needs `metrics`, with 'exact' among them"):
         type("Short", (Task,), members)
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"version": None}, "the task Odd needs version; see"),
+        ({"safety": Safety(metric="misssed")}, "`safety.metric` of the task Odd is none of `metrics`: 'misssed'"),
+    ],
+)
+def test_a_task_with_a_member_missing_or_misnamed_is_named(members, says):
+    whole = dict.fromkeys(("name", "version", "Case", "Reward", "labels")) | {"metrics": get_task("esi").metrics}
+    given = {name: of for name, of in (whole | members).items() if name not in members or of is not None}
+    with pytest.raises(TypeError, match=re.escape(says)):
+        type("Odd", (Task,), given)
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_no_record_of_a_task_holds_nan_or_infinity(number):
+    class Reward(Strict):
+        missed: float
+
+    with pytest.raises(ValidationError, match="finite number"):
+        Reward(missed=number)
+
+
+@pytest.mark.parametrize("exported", [None, type(get_task("esi")), get_task("imaging")])
+def test_a_folder_exports_one_task_of_its_own_name(monkeypatch, exported):
+    monkeypatch.setattr("clinrl.tasks.esi.TASK", exported)
+    with pytest.raises(TypeError, match=r"clinrl/tasks/esi needs TASK, an instance of a Task whose `name` is 'esi'"):
+        get_task("esi")
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_pool_that_does_not_exist_is_refused(name):
+    task = get_task(name)
+    with pytest.raises(KeyError, match="exm"):
+        next(task.cases(1, 7, pool="exm", mix=task.checks.mixes[0]))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from clinrl.types import Message, transcript_of
 
 TASK = get_task("imaging")
 USES = ("train", "mine", "exam")
+NO_LABEL = "is none of the three labels: usually not appropriate, may be appropriate, usually appropriate"
 CONDITION, VARIANT, PROCEDURE, REASON, ABSTRACT = "Zyxwarble", "Qvoxgrumble", "Jkwyttle", "Blorfmunge", "Drizzlock"
 CANARIES = (CONDITION, VARIANT, PROCEDURE, REASON, ABSTRACT)
 
@@ -268,8 +269,8 @@ REFUSED = [
      "holds a mark of a chat template"),
     ({"citations": {"1": "It is <tool_call> so."}}, "citations", "holds a mark of a chat template"),
     ({"appropriateness": ""}, "appropriateness", "is empty"),
-    ({"appropriateness": "appropriate"}, "appropriateness", "is none of the three labels"),
-    ({"appropriateness": "Usually Appropriate, mostly"}, "appropriateness", "is none of the three labels"),
+    ({"appropriateness": "appropriate"}, "appropriateness", NO_LABEL),
+    ({"appropriateness": "Usually Appropriate, mostly"}, "appropriateness", NO_LABEL),
     ({"appropriateness": 8}, "appropriateness", "is no text"),
     *(
         ({"appropriateness": label}, "appropriateness", "is a disagreement of the panel, which is no label")
@@ -436,13 +437,13 @@ def test_rows_of_a_table_and_of_a_list_are_refused_at_their_lines_and_numbers(tm
     )
     assert [row[1:] for row in everything(tmp_path / "a")[1]] == [
         ["4", "(the whole row)", "has another number of cells than the header"],
-        ["6", "appropriateness", "is none of the three labels"],
+        ["6", "appropriateness", NO_LABEL],
     ]
     cases, refused = everything(tmp_path / "b")
     assert len(cases) == 1
     assert [row[1:] for row in refused] == [
         ["2", "(the whole row)", "is no JSON object"],
-        ["3", "appropriateness", "is none of the three labels"],
+        ["3", "appropriateness", NO_LABEL],
     ]
 
 

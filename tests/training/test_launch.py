@@ -24,7 +24,7 @@ from clinrl.artifacts import digest, identity, read_manifest, remove_published, 
 from clinrl.config.recipes import Phase
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.errors import Alarmed, ArtefactError, OutOfMemory, TrainingError
+from clinrl.errors import Alarmed, ArtefactError, OutOfMemory, Refused, TrainingError
 from clinrl.evaluation import evaluate
 from clinrl.models import bases, opening
 from clinrl.models.chat import encode, end_tokens, write_turn
@@ -701,7 +701,7 @@ def test_a_broken_reward_raises(scorer):
 
     with pytest.raises(ZeroDivisionError, match="reward"):
         call(["a", "b"], score=broken)
-    with pytest.raises(TrainingError, match="outside its declared range"):
+    with pytest.raises(Refused, match="outside its declared range"):
         call(
             ["a", "b"], reward=SimpleNamespace(low=5.0, high=6.0), score=lambda *_: SimpleNamespace(total=9.0, terms={})
         )

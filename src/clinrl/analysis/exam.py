@@ -6,7 +6,7 @@ of records: no files, no models, no clock.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -241,6 +241,8 @@ def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confu
     """Counts of gold label by answer, with a last column for unreadable answers."""
     cells = Counter(_cells(task, golds, answers))
     rows, wide = tuple(str(label) for label in task.labels), columns(task)
+    if stray := {*cells} - {*product(rows, wide)}:
+        raise TypeError(f"{task.name} gave labels that are none of its `labels`: {sorted(stray)[0]}")
     return Confusion(rows=rows, columns=wide, counts=tuple(tuple(cells[r, c] for c in wide) for r in rows))
 
 

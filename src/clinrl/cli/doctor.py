@@ -83,11 +83,12 @@ def _print(scale: str, found: "Sequence[Need]", free: "FreeMemory", software: di
 
 
 def _print_times(times: "Sequence[Times]", rates: "Rates", say: "Callable[[float], str]") -> None:
-    print(f"\nreckoned, at most\n{'task':<9}{'longest, of':<{NAME + 1}}{'write':>9}{'loss':>9}{'step':>9}{'all':>9}")
+    print(f"\nreckoned, at most\n{'task':<9}{'longest, of':<{NAME + 1}}{'write':>8}{'loss':>8}{'step':>10}{'all':>11}")
     for each in times:
         name = each.name if len(each.name) <= NAME else each.name[: NAME - 3] + "..."
         parts = (each.generation_s, each.loss_s, each.step_s, each.all_s)
-        print(f"{each.task:<9}{name:<{NAME + 1}}" + "".join(f"{say(part):>9}" for part in parts))
+        write, loss, step, whole = map(say, parts)
+        print(f"{each.task:<9}{name:<{NAME + 1}}{write:>8}{loss:>8}{step:>10}{whole:>11}")
     print(_wrapped(f"Rates {rates}. Judges, held-out checks and exams are not counted."))
 
 

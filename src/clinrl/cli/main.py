@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from clinrl.cli.commands import COMMANDS
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if find_spec(library := str(error.name).partition(".")[0]):  # the library is installed: this is a bug
             raise
         install = "`pip install 'WHEEL[pipeline]'` with the wheel's file, or `make .venv/.installed` in a checkout"
-        raise Refused(f"{library} is not installed; run {install}") from None
+        file = [frame.filename for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<")][-1]
+        raise Refused(f"{library}, which {file} imports, is not installed; run {install}") from None
 
 
 def _run(arguments: dict[str, Any]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.config.params import Params
-from clinrl.errors import ParamsError, did_you_mean, format_value
+from clinrl.errors import ParamsError, did_you_mean, format_value, nearest
 
 FURTHER_KINDS = {
     "evaluate": ("MERGE", "BASE", "RIVAL"),
@@ -43,8 +43,9 @@ def check_name(params: Params, name: str, command: str, *, kind: str = "", task:
         return accepted[name]
     model, mark, alias = name.removeprefix("models:/").replace("/", "@").partition("@")
     if mark and alias and model in names(params, "MODEL"):
+        alias = nearest(alias, ("champion", "candidate", "previous")) or alias
         hint = f"to say what an alias stands for: `clinrl lookup {model} {alias}`"
     else:
-        task = task or next((task for task in params.bases if name.startswith(f"{task}-")), "")
+        task = task or next((task for task in params.bases if f"{name}-".startswith(f"{task}-")), "")
         hint = did_you_mean(name, [other for other, of in accepted.items() if task in ("", of)])
     raise ParamsError(f"{format_value(name)} is no {kind.lower()} that `clinrl {command}` knows; {hint}")

@@ -196,12 +196,12 @@ class Params(Section):
             raise ParamsError(sentence(error, model, f"profiles.{spec.profile}.reward")) from None
 
 
-def load_params(path: Path = Path("params.yaml")) -> Params:
+def load_params(path: Path | str = "params.yaml") -> Params:
     """Read params.yaml and the files of params/ beside it as one mapping, and check it.
 
     Raises ParamsError with one sentence about the first error and its file.
     """
-    return parse(read_files(path))
+    return parse(read_files(Path(path)))
 
 
 def parse(contents: Contents) -> Params:

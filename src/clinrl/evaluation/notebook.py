@@ -9,7 +9,7 @@ from clinrl import paths
 from clinrl.analysis import paired
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import digest
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.answers import check_here, load_answers, open_run, run_of
 from clinrl.evaluation.evaluate import answer_exam, check_apart, reports_of, responses_of
 from clinrl.intervals import Paired
@@ -52,16 +52,21 @@ def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | 
 def compare(params: "Params", first: "str | Champion", second: "str | Champion") -> dict[str, tuple[Paired, ...]]:
     """The paired tests between two models that took the same exam, by mode, from their graded answers or a resit's.
 
-    Raises ParamsError for an unknown name, ArtefactError if answers are missing, altered or of another exam.
+    Raises ParamsError for an unknown name and for models without a common exam, ArtefactError if answers are missing or
+    altered.
     """
     one, other = params.model(_name(first)), params.model(_name(second))
-    check_here(one, other)
     took, theirs = ({model.exam: paths.graded(model.name), **_resit(params, model.name)} for model in (one, other))
-    exam = next((exam for exam in took if exam in theirs), one.exam)
+    exam = next((exam for exam in took if exam in theirs), None)
+    if exam is None:
+        raise ParamsError(
+            f"{one.name} took {' and '.join(took)}, {other.name} {' and '.join(theirs)}: no exam is common"
+        )
+    check_here(one, other)
     run = open_run(params, replace(one, exam=exam))
     return {
         mode: paired.compare(
-            load_answers(run, mode, one.name, took[exam]), load_answers(run, mode, other.name, theirs.get(exam)),
+            load_answers(run, mode, one.name, took[exam]), load_answers(run, mode, other.name, theirs[exam]),
             run.task.compared,
         )
         for mode in run.modes

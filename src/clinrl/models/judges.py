@@ -107,10 +107,20 @@ def encoder_identity() -> dict[str, Any]:
 
 
 def scores(task: Task, pairs: Sequence[Pair], reward: Any, judges: Judges) -> list[Score]:
-    """The reward of each transcript. All requests about the transcripts are answered at once."""
+    """The reward of each transcript. All requests about the transcripts are answered at once.
+
+    Raises Refused for a reward outside the range that its record declares.
+    """
     asks = task.asks
     responses = judges.answer(one for case, done in pairs for one in asks.requests(case, done, reward))
-    return [asks.score(case, done, reward, responses) for case, done in pairs]
+    earned = [asks.score(case, done, reward, responses) for case, done in pairs]
+    for (case, _), score in zip(pairs, earned, strict=True):
+        if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
+            raise Refused(
+                f"the reward of {case.id} is {score.total:g}, outside its declared range {reward.low:g} to "
+                f"{reward.high:g}"
+            )
+    return earned
 
 
 def judge_responses(task: Task, pairs: Sequence[Pair], judges: Judges) -> Responses:

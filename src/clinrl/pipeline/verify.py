@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -237,8 +237,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
             if keep:
                 echo(f"kept {tree}; remove it with `git worktree remove --force {tree}`")
             else:
-                _remove(folder)
-                git(root, "worktree", "prune")
+                _remove(root, folder)
             signal.signal(signal.SIGTERM, previous)
 
 
@@ -246,19 +245,24 @@ def _remove_killed(root: Path) -> None:
     """Remove the checkouts whose lock nobody holds any more."""
     for line in git(root, "worktree", "list", "--porcelain").splitlines():
         folder = Path(line.removeprefix("worktree ")).parent
-        if folder.name.startswith(PREFIX) and os.access(folder / IN_USE, os.W_OK):
+        if folder.name.startswith(PREFIX) and not folder.exists():
+            _remove(root, folder)
+        elif folder.name.startswith(PREFIX) and os.access(folder / IN_USE, os.W_OK):
             with locked(folder / IN_USE, waits=False) as free:
                 if free is not None:
-                    _remove(folder)
+                    _remove(root, folder)
     git(root, "worktree", "prune")
 
 
-def _remove(folder: Path) -> None:
-    """Remove a checkout's folder, its lock last: if this is killed, the next verification removes the rest."""
+def _remove(root: Path, folder: Path) -> None:
+    """Remove a checkout from disk, its lock last, and from git: if this is killed, the next verification goes on."""
     for entry in folder.glob("*"):  # which, unlike iterdir, bears a folder that somebody removed
         if entry.name != IN_USE:
             shutil.rmtree(entry, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
+    with suppress(Refused):  # git holds a lock of its own on one that it has only begun
+        git(root, "worktree", "unlock", str(folder / "tree"))
+    git(root, "worktree", "prune")
 
 
 def _rebuild(tree: Path, target: str) -> None:

@@ -51,9 +51,7 @@ def command_of(address: str) -> tuple[str, str]:
             f"{format_value(address)} is no stage of dvc.yaml, such as train@esi-v46; of its groups, {groups}"
         )
     if not is_name(name):
-        raise ParamsError(
-            f"{format_value(address)} names {format_value(name)}, which is no name; `clinrl check` says what is wrong"
-        )
+        raise ParamsError(f"{format_value(address)} names no stage; a stage is GROUP@NAME, such as train@esi-v46")
     command, pattern = COMMANDS[group]
     return command, pattern.format(name)
 

@@ -86,9 +86,13 @@ class Task(ABC):
         super().__init_subclass__()
         if EXACT not in getattr(cls, "metrics", ()):
             raise TypeError(f"the task {cls.__name__} needs `metrics`, with {EXACT!r} among them; see docs/concepts.md")
+        if missing := {"name", "version", "Case", "Reward", "labels"} - {*dir(cls)}:
+            raise TypeError(f"the task {cls.__name__} needs {', '.join(sorted(missing))}; see docs/concepts.md")
         given, shares = cls.reporting, [name for name, of in cls.metrics.items() if isinstance(of, Share)]
         worse = [name for name, of in cls.metrics.items() if of.worse == "higher"]
         cls.safety = replace(cls.safety, metric=cls.safety.metric or next(iter(worse), next(iter(cls.metrics))))
+        if cls.safety.metric not in cls.metrics:
+            raise TypeError(f"`safety.metric` of the task {cls.__name__} is none of `metrics`: {cls.safety.metric!r}")
         cls.reporting = replace(
             given,
             headline=given.headline or (*cls.metrics, *given.qualities, *FORM),
@@ -186,8 +190,7 @@ class Task(ABC):
         return plain | {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text}
 
     def recognise(self, path: Path) -> "Source":
-        """The source of records at a path, for an import. Raises DataError, with the expected files, for anything
-        else; by default for every path."""
+        """The source of records at a path. Raises DataError, with the files expected, for others; by default for all."""
         raise DataError(f"{path}: cases of {self.name} must be drawn; no file of them can be imported")
 
     def policies(self) -> Mapping[str, Policy]:
@@ -242,10 +245,12 @@ def pool_at(percent: int, shares: Mapping[Pool, int]) -> Pool:
 
 
 def get_task(name: str) -> Task:
-    """The task in folder `clinrl/tasks/<name>`. Raises KeyError with the names that exist."""
+    """The task in folder `clinrl/tasks/<name>`. Raises KeyError without such a folder, TypeError without its task."""
     if name not in task_names():
         raise KeyError(f"no task {name!r}; tasks are {', '.join(task_names())}")
-    task: Task = importlib.import_module(f"clinrl.tasks.{name}").TASK
+    task = getattr(importlib.import_module(f"clinrl.tasks.{name}"), "TASK", None)
+    if not isinstance(task, Task) or task.name != name:
+        raise TypeError(f"clinrl/tasks/{name} needs TASK, an instance of a Task whose `name` is {name!r}")
     return task
 
 

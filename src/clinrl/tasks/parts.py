@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field
 
 from clinrl.intervals import Counts
-from clinrl.types import Score, Strict, Transcript, Unreadable
+from clinrl.types import Pool, Score, Strict, Transcript, Unreadable
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -36,6 +36,12 @@ NO_PARSE = Share(of=lambda gold, answer: isinstance(answer, Unreadable), worse="
 def recall(label: Any) -> Share:
     """The share of the cases of one gold label (the denominator) that are answered with that label."""
     return Share(of=lambda gold, answer: answer == label if gold == label else None, worse="lower")
+
+
+def check_pool(pool: str) -> None:
+    """Raise KeyError, with the pools that exist, for any other: a generator would look for a case of it for ever."""
+    if pool not in get_args(Pool):
+        raise KeyError(f"no pool {pool!r}; pools are {', '.join(get_args(Pool))}")
 
 
 def by_steps(rank: Callable[[Any], int], holds: Callable[[int], bool], worse: str) -> Share:

@@ -28,6 +28,7 @@ from clinrl.tasks.audit.rules import (
     differences,
 )
 from clinrl.tasks.base import content_id, pool_by_hash
+from clinrl.tasks.parts import check_pool
 from clinrl.types import Case, Pool, Strict
 
 Level = Literal["easy", "medium", "hard"]
@@ -171,8 +172,9 @@ def cases(
 ) -> Iterator[AuditCase]:
     """`n` distinct cases of a pool. `emphasis` multiplies how often proposals are about a rule.
 
-    Raises KeyError for a mix that does not exist.
+    Raises KeyError for a pool or a mix that does not exist.
     """
+    check_pool(pool)
     rng = Random(f"audit-cases/{pool}/{mix}/{seed}")
     seen: set[str] = set()
     while len(seen) < n:

@@ -38,6 +38,7 @@ from clinrl.tasks.esi.rules import (
 )
 from clinrl.tasks.esi.vitals import vitals
 from clinrl.tasks.esi.words import Readers
+from clinrl.tasks.parts import check_pool
 from clinrl.tasks.tables import read_table
 from clinrl.types import Case, Pool, Strict
 
@@ -132,7 +133,10 @@ def cases(
 
     No set of earlier cases is kept, since it would grow with n. Distinctness rests on the draw: vital signs, age and
     wording give a template more than a billion texts, and validation refuses a data set that still repeats one.
+
+    Raises KeyError for a pool or a mix that does not exist.
     """
+    check_pool(pool)
     rng = Random(f"esi-cases/{pool}/{mix}/{seed}")
     cells = {level: {cell: w * emphasis.get(cell, 1.0) for cell, w in CELLS[level].items()} for level in CELLS}
     weights = [share * (sum(cells[level].values()) / sum(CELLS[level].values())) for level, share in MIXES[mix].items()]

@@ -44,6 +44,7 @@ from clinrl.tasks.imaging.rules import (
     weak_kidneys,
 )
 from clinrl.tasks.imaging.statements import CITES, RATING, STANCES, Statement, slots, to_sentence
+from clinrl.tasks.parts import check_pool
 from clinrl.types import Case, Pool, Strict
 
 
@@ -130,7 +131,11 @@ def is_held_out(case: ImagingCase) -> bool:
 def cases(
     n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[ImagingCase]:
-    """`n` distinct cases of a pool. `emphasis` multiplies how often a rule decides, at fixed label shares."""
+    """`n` distinct cases of a pool. `emphasis` multiplies how often a rule decides, at fixed label shares.
+
+    Raises KeyError for a pool or a mix that does not exist.
+    """
+    check_pool(pool)
     rng = Random(f"imaging-cases/{pool}/{mix}/{seed}")
     most = max([1.0, *emphasis.values()])
     seen: set[str] = set()

@@ -191,7 +191,7 @@ def label_of(text: str, column: str, about: str = "") -> str:
         raise Unclear(column, "is empty")
     if _DISAGREEMENT.fullmatch(label):
         raise Unclear(column, "is a disagreement of the panel, which is no label", about)
-    raise Unclear(column, "is none of the three labels")
+    raise Unclear(column, f"is none of the three labels: {', '.join(BY_TEXT)}")
 
 
 def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
