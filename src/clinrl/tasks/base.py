@@ -190,7 +190,7 @@ class Task(ABC):
         return plain | {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text}
 
     def recognise(self, path: Path) -> "Source":
-        """The source of records at a path. Raises DataError, with the files expected, for others; by default for all."""
+        """The source of records at a path. Raises DataError, with the files expected, for others; by default all."""
         raise DataError(f"{path}: cases of {self.name} must be drawn; no file of them can be imported")
 
     def policies(self) -> Mapping[str, Policy]:
