@@ -22,6 +22,8 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.evaluation.error_analysis import Group, MineReport, of_kind
 from clinrl.intervals import mean, rate, wilson
+from clinrl.tasks.audit import episodes
+from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript, transcript_of
 
@@ -193,6 +195,18 @@ def test_mining_opens_no_file_of_an_exam(project, monkeypatch):
 def test_a_version_that_params_does_not_mine_is_refused(project):
     with pytest.raises(ParamsError, match=r"params\.yaml mines no errors of 'v2'"):
         error_analysis.stage(project, "v2")
+
+
+def test_the_costliest_episode_is_shown_step_by_step():
+    """Its last turn is "Done.", whatever went wrong before."""
+    task, params = get_task("audit"), Params.model_validate(contest.mapping())
+    (case,) = task.cases(1, 5, pool="mine", mix=task.checks.mixes[0])
+    submitted = episodes.write(case, [Turn("", (("submit_audit_report", {"report": "fine"}),))], thinking=False)
+    graded = evaluate.grade(task, "direct", [case], [submitted], task.Reward())
+    model = replace(params.model("imaging-base"), task=task)
+    run = Run(model=model, cases=[case], exam_digest="", modes={"direct": {}}, graded={"direct": graded})
+    (worst,) = error_analysis.report_of(run).worst
+    assert worst.text.splitlines()[:3] == ["turn 1", 'calls submit_audit_report(report="fine")', "answered submitted"]
 
 
 @given(st.integers(1, 5), st.integers(1, 5))

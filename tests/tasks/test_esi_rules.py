@@ -123,6 +123,12 @@ def test_a_single_marginal_vital_sign_keeps_the_level_and_is_ambiguous() -> None
     assert (decision.level, decision.ambiguous, decision.over) == (3, True, ("HR",))
 
 
+@pytest.mark.parametrize("temp_c", [38.0, 39.4])
+def test_a_marginal_vital_sign_is_ambiguous_whether_or_not_a_fever_decides(temp_c: float) -> None:
+    """HR 145 at a limit of 140."""
+    assert decide(patient(age_years=2, hr_bpm=145, temp_c=temp_c)).ambiguous
+
+
 def test_v4_asks_vital_signs_only_of_patients_who_need_two_resources() -> None:
     fast = patient(hr_bpm=130, rr_bpm=26)
 

@@ -25,6 +25,7 @@ from clinrl.evaluation.evaluate import answer_exam, keep, open_apart
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.judges import Judges
 from clinrl.reports import figures
+from clinrl.reports.episode import steps
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
@@ -211,6 +212,7 @@ class _Line:
     def __init__(self, case: Case, line: Graded, task: Task, cluster: str) -> None:
         gold = task.label(case)
         self.case, self.line, self.mode, self.cluster = case, line, line.mode, cluster
+        self.is_episode = task.episodes is not None
         self.gold, self.answered = str(gold), column(line.answer)
         self.wrong = line.answer != gold
         self.cost = task.improvement.cost(gold, line.answer)
@@ -218,7 +220,7 @@ class _Line:
         self.text = str(getattr(self.case.facts, task.checks.text, "")) or text(task, self.case)
 
     def in_full(self) -> WrongAnswer:
-        last = last_turn(self.line.transcript)
+        last, turns = last_turn(self.line.transcript), self.line.transcript.messages
         thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
         return WrongAnswer(
             case_id=self.case.id,
@@ -228,7 +230,8 @@ class _Line:
             rule=self.rule,
             cost=round(self.cost, DIGITS),
             narrative=self.text,
-            text=f"{thinking}{last.content}",
+            # The last turn of an episode says nothing of what went wrong before it.
+            text="\n".join(map(" ".join, steps(turns))) if self.is_episode else f"{thinking}{last.content}",
         )
 
 

@@ -26,6 +26,7 @@ from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_mode
 from clinrl.registry.model_folder import check_signature, download, own_folder
 from clinrl.registry.pyfunc import MERGED, read
 from clinrl.signing.keys import trusted_keys
+from clinrl.tasks.base import task_names
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.types import Manifest, Strict
 
@@ -211,7 +212,9 @@ def load_champion(model: str) -> Champion:
     """
     entry = holder(model, CHAMPION)
     if entry is None:
-        raise RegistryError(f"the registered model {format_value(model)} has no champion; `clinrl promote` makes one")
+        known = {task + ending for task in task_names() for ending in ("", MERGED)}
+        mend = "`clinrl promote` makes one" if model in known else did_you_mean(model, known)
+        raise RegistryError(f"the registered model {format_value(model)} has no champion; {mend}")
     with TemporaryDirectory(prefix="clinrl-") as scratch:
         with connect() as client:
             folder = _folder(client, entry, Path(scratch))

@@ -45,7 +45,7 @@ class Corrected(Strict):
     evidence: Weight = 0.1
     """Weight of the share of proposals that were decided rightly after everything about them was looked up."""
     fallacy: Weight = 0.1
-    """Weight of the share of errors whose fallacy was named, times detection."""
+    """Weight of the share of errors whose fallacy was named, whatever its values, times detection."""
     step: Weight = 0.01
     """Cost of each call beyond those needed: four a proposal, and the report."""
     invalid: Weight = 0.02

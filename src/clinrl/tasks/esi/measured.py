@@ -108,6 +108,8 @@ def pain(text: str) -> int | None:
         raise Unclear("pain", "is above 10")
     if low > high:
         raise Unclear("pain", "is a range whose ends are the wrong way round")
+    if match[2] and low in (0, 1) and high == 10:
+        raise Unclear("pain", "is the name of the scale")
     return math.ceil(high)
 
 

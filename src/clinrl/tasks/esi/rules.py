@@ -331,7 +331,8 @@ def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = f
     asks_d = count >= 2 or edition == "v5"
     if asks_d and clear and DANGER_VITALS not in omit:
         return decided(2, "D", DANGER_VITALS)
+    doubtful = asks_d and bool(over) and not clear
     if count < 2 and CHILD_FEVER not in omit and child_fever(p):
-        return decided(3, "D", CHILD_FEVER)
+        return decided(3, "D", CHILD_FEVER, ambiguous=doubtful)
     level, rule = (3, "resources_many") if count >= 2 else (4, "resources_one") if count == 1 else (5, "resources_none")
-    return decided(level, "C", rule, ambiguous=asks_d and bool(over) and not clear)
+    return decided(level, "C", rule, ambiguous=doubtful)
