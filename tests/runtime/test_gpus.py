@@ -10,7 +10,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import OutOfMemory, ParamsError
 from clinrl.models import needs
 from clinrl.runtime import determinism
-from clinrl.runtime.gpus import show_one, visible
+from clinrl.runtime.gpus import Gpu, show_one, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SMI = """#!/bin/sh
@@ -125,6 +125,11 @@ def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch:
     served = dict(_sizes(params, Machine(gpu=1, sampler="vllm", vllm={"url": "http://127.0.0.1:8000"})))
     assert served.keys() == alone.keys() - {"generation"}  # the server's memory, not the trainer's
     assert shared["training"].host == 2 * alone["training"].host
+    there = needs.FreeMemory(Gpu(0, "C", 16 << 30, 16 << 30), 1 << 40)
+    monkeypatch.setattr(needs, "free_memory", lambda _: there)
+    of_exam = {need.place: need.fits for need in needs.needs(params, "imaging-labels-1", Machine(), there)}
+    assert of_exam == {"loading": True, "training": True, "judges": False, "exam": True}
+    needs.check(params, "imaging-labels-1", Machine())  # a training that asks no judge
 
 
 def _sizes(params: Params, machine: Machine) -> list[tuple[str, int | None]]:
