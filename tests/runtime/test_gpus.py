@@ -1,10 +1,13 @@
-"""Which GPUs are there, by a program in the place of nvidia-smi, and which one a training is shown."""
+"""Which GPUs are there, by a program in the place of nvidia-smi, and which one a training or an exam is shown."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import examined
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
 from clinrl.errors import OutOfMemory, ParamsError
@@ -103,6 +106,32 @@ def test_a_training_is_not_shown_one_that_is_not_there(monkeypatch: pytest.Monke
     monkeypatch.setenv(VISIBLE, "5,7")
     with pytest.raises(ParamsError, match="gpu is 2, but CUDA_VISIBLE_DEVICES=5,7 shows 2"):
         show_one(2)
+
+
+ORDER = """
+import sys
+from clinrl.cli import main
+from clinrl.runtime import gpus
+
+def shown(index):
+    print(index, sorted({"bitsandbytes", "peft", "torch", "transformers"} & sys.modules.keys()))
+    sys.exit()
+
+gpus.show_one = shown
+main.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.long
+def test_an_exam_is_shown_one_before_anything_is_imported_that_asks_for_all(tmp_path: Path) -> None:
+    examined.copy(examined.registered(), tmp_path)
+    params, machine = tmp_path / "params.yaml", tmp_path / "machine.yaml"
+    params.write_text(params.read_text().replace("scale: embedded", "scale: full"))
+    machine.write_text("gpu: 3\n")
+    command = [sys.executable, "-c", ORDER, "evaluate", "esi-base"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "3 []\n"
 
 
 @pytest.mark.long
