@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import examined
@@ -20,6 +21,7 @@ SMI = """#!/bin/sh
 echo "0, GPU-aa, NVIDIA A, 81559, 1000"
 echo "1, GPU-bb, NVIDIA B, 81559, 80000"
 echo "2, MIG-cc, NVIDIA C, [N/A], [N/A]"
+echo "3, GPU-dd, NVIDIA GB10, [N/A], [N/A]"
 """
 
 
@@ -36,11 +38,11 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cards")
 def test_those_that_are_visible_are_listed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [(gpu.number, gpu.name, gpu.free >> 20) for gpu in visible()] == [
-        (0, "NVIDIA A", 1000),
-        (1, "NVIDIA B", 80000),
-    ]
-    monkeypatch.setenv(VISIBLE, "GPU-bb, 0")
+    *own, shared = visible()
+    assert [(gpu.number, gpu.name, gpu.free >> 20) for gpu in own] == [(0, "NVIDIA A", 1000), (1, "NVIDIA B", 80000)]
+    assert (shared.number, shared.total >> 20) == (3, psutil.virtual_memory().total >> 20)
+    assert 0 < shared.free < shared.total
+    monkeypatch.setenv(VISIBLE, "GPU-bb, 0, MIG-cc")
     assert [gpu.number for gpu in visible()] == [1, 0]
     assert needs.free_memory(Machine(gpu=1)).gpu == visible()[1]
     with pytest.raises(ParamsError, match="gpu is 2, but 2 are visible"):
