@@ -88,7 +88,7 @@ def _print_times(times: "Sequence[Times]", rates: "Rates", say: "Callable[[float
         name = each.name if len(each.name) <= NAME else each.name[: NAME - 3] + "..."
         parts = (each.generation_s, each.loss_s, each.step_s, each.all_s)
         print(f"{each.task:<9}{name:<{NAME + 1}}" + "".join(f"{say(part):>9}" for part in parts))
-    print(_wrapped(f"Rates {rates}. Judges, held-out checks and exams are not counted."))
+    print(_wrapped(f"Rates {rates}. Judges, held-out checks, exams and what vLLM writes are not counted."))
 
 
 def _gib(size: int | None) -> str:
