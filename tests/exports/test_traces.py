@@ -186,6 +186,13 @@ def test_labels_of_people_come_back_by_case(project, monkeypatch, capsys):
 def test_a_version_that_is_not_registered_as_examined_is_refused(project):
     with pytest.raises(RegistryError, match="has no 'v9'"):
         find("esi", "v9")
+    entry = find("esi", "v2")
+    with connect() as client:
+        experiment = client.get_run(entry.run_id).info.experiment_id
+        (model,) = client.search_logged_models([experiment], filter_string=f"tags.{DIGEST} = '{entry.digest}'")
+        client.delete_logged_model(model.model_id)
+    with pytest.raises(RegistryError, match="MLflow has no model of v2 any more; run `clinrl register v2`"):
+        traces.stage(examined.params(), "v2")
     examined.examine(examined.params(), "v2", [1])
     traces_before = len(search())
     report = load_report("v2", "think")

@@ -111,6 +111,12 @@ def test_it_is_said_before_a_training_and_only_at_full_scale(
     monkeypatch.setattr(step_time, "measured", lambda _: RATES)
     step_time.announce(params.model_copy(update={"scale": "embedded"}), "esi-v49", Machine())
     assert not capsys.readouterr().err
+    served = Machine.model_validate({"sampler": "vllm"})
+    step_time.announce(params, "esi-v49", served)
+    said = capsys.readouterr().err
+    assert "(generation 0 s, loss " in said
+    assert " in all; what vLLM writes is not counted; rates " in said
+    assert times(params, "esi-rejection", machine=served).sampling_s == 0.0
     step_time.announce(params, "esi-v49", Machine())
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -1,22 +1,27 @@
-"""Which GPUs are there, by a program in the place of nvidia-smi, and which one a training is shown."""
+"""Which GPUs are there, by a program in the place of nvidia-smi, and which one a training or an exam is shown."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+import examined
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
 from clinrl.errors import OutOfMemory, ParamsError
 from clinrl.models import needs
 from clinrl.runtime import determinism
-from clinrl.runtime.gpus import show_one, visible
+from clinrl.runtime.gpus import Gpu, show_one, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SMI = """#!/bin/sh
 echo "0, GPU-aa, NVIDIA A, 81559, 1000"
 echo "1, GPU-bb, NVIDIA B, 81559, 80000"
 echo "2, MIG-cc, NVIDIA C, [N/A], [N/A]"
+echo "3, GPU-dd, NVIDIA GB10, [N/A], [N/A]"
 """
 
 
@@ -33,11 +38,11 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cards")
 def test_those_that_are_visible_are_listed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [(gpu.number, gpu.name, gpu.free >> 20) for gpu in visible()] == [
-        (0, "NVIDIA A", 1000),
-        (1, "NVIDIA B", 80000),
-    ]
-    monkeypatch.setenv(VISIBLE, "GPU-bb, 0")
+    *own, shared = visible()
+    assert [(gpu.number, gpu.name, gpu.free >> 20) for gpu in own] == [(0, "NVIDIA A", 1000), (1, "NVIDIA B", 80000)]
+    assert (shared.number, shared.total >> 20) == (3, psutil.virtual_memory().total >> 20)
+    assert 0 < shared.free < shared.total
+    monkeypatch.setenv(VISIBLE, "GPU-bb, 0, MIG-cc")
     assert [gpu.number for gpu in visible()] == [1, 0]
     assert needs.free_memory(Machine(gpu=1)).gpu == visible()[1]
     with pytest.raises(ParamsError, match="gpu is 2, but 2 are visible"):
@@ -105,6 +110,32 @@ def test_a_training_is_not_shown_one_that_is_not_there(monkeypatch: pytest.Monke
         show_one(2)
 
 
+ORDER = """
+import sys
+from clinrl.cli import main
+from clinrl.runtime import gpus
+
+def shown(index):
+    print(index, sorted({"bitsandbytes", "peft", "torch", "transformers"} & sys.modules.keys()))
+    sys.exit()
+
+gpus.show_one = shown
+main.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.long
+def test_an_exam_is_shown_one_before_anything_is_imported_that_asks_for_all(tmp_path: Path) -> None:
+    examined.copy(examined.registered(), tmp_path)
+    params, machine = tmp_path / "params.yaml", tmp_path / "machine.yaml"
+    params.write_text(params.read_text().replace("scale: embedded", "scale: full"))
+    machine.write_text("gpu: 3\n")
+    command = [sys.executable, "-c", ORDER, "evaluate", "esi-base"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "3 []\n"
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("cards")
 def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +156,11 @@ def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch:
     served = dict(_sizes(params, Machine(gpu=1, sampler="vllm", vllm={"url": "http://127.0.0.1:8000"})))
     assert served.keys() == alone.keys() - {"generation"}  # the server's memory, not the trainer's
     assert shared["training"].host == 2 * alone["training"].host
+    there = needs.FreeMemory(Gpu(0, "C", 16 << 30, 16 << 30), 1 << 40)
+    monkeypatch.setattr(needs, "free_memory", lambda _: there)
+    of_exam = {need.place: need.fits for need in needs.needs(params, "imaging-labels-1", Machine(), there)}
+    assert of_exam == {"loading": True, "training": True, "judges": False, "exam": True}
+    needs.check(params, "imaging-labels-1", Machine())  # a training that asks no judge
 
 
 def _sizes(params: Params, machine: Machine) -> list[tuple[str, int | None]]:

@@ -86,10 +86,9 @@ def _print_times(times: "Sequence[Times]", rates: "Rates", say: "Callable[[float
     print(f"\nreckoned, at most\n{'task':<9}{'longest, of':<{NAME + 1}}{'write':>8}{'loss':>8}{'step':>10}{'all':>11}")
     for each in times:
         name = each.name if len(each.name) <= NAME else each.name[: NAME - 3] + "..."
-        parts = (each.generation_s, each.loss_s, each.step_s, each.all_s)
-        write, loss, step, whole = map(say, parts)
+        write, loss, step, whole = map(say, (each.generation_s, each.loss_s, each.step_s, each.all_s))
         print(f"{each.task:<9}{name:<{NAME + 1}}{write:>8}{loss:>8}{step:>10}{whole:>11}")
-    print(_wrapped(f"Rates {rates}. Judges, held-out checks and exams are not counted."))
+    print(_wrapped(f"Rates {rates}. Judges, held-out checks, exams and what vLLM writes are not counted."))
 
 
 def _gib(size: int | None) -> str:

@@ -48,7 +48,7 @@ class Vllm(Section):
 
 
 class Machine(Section):
-    """The settings of this machine. All but `gpu` apply only at the full scale: embedded bytes depend on params."""
+    """The settings of this machine. They apply only at the full scale: embedded bytes depend on params."""
 
     micro_batch: Count | None = None
     """Most rows of a training step that are computed at once; null: the recipe's micro_batch. A step takes the largest
@@ -57,7 +57,7 @@ class Machine(Section):
     """Most tokens, padding included, for which completions are written at once, in an exam, by a judge and in a
     training; 64 or more, null: 32,768 in an exam, 16,384 by a judge, a step's completions together in a training."""
     gpu: int | None = Field(default=None, ge=0)
-    """The one GPU that a training is shown, by its place among the visible ones, from 0; null: the first."""
+    """The one GPU that a training or an exam uses, by its place among the visible ones, from 0; null: the first."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     """Who writes completions in exams, in GRPO and in rejection sampling; vllm: the server that `vllm` describes. It
     stands in the manifests of answers and adapters."""

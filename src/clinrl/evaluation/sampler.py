@@ -1,5 +1,6 @@
 """Opens the sampler that answers an exam, a model in this process or a server, and the journal of its answers."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +14,22 @@ from clinrl.errors import EngineError
 from clinrl.evaluation.answers import SEED
 from clinrl.models.generate import Sampler, shares
 from clinrl.models.journal import Journal
-from clinrl.runtime import determinism
+from clinrl.runtime import determinism, gpus
 from clinrl.tasks import importing
 
 
 def open_sampler(params: Params, model: Model) -> Sampler:
-    """The sampler of a model, with its weights loaded. It also makes this process deterministic."""
+    """The sampler of a model, with its weights loaded. It also makes this process deterministic.
+
+    Raises ParamsError if machine.yaml is wrong, or names a GPU that CUDA_VISIBLE_DEVICES does not show.
+    """
+    machine = read_machine() if params.scale == "full" else Machine()
+    # CUDA counts its GPUs at an import that asks for them; a notebook's second exam keeps that of its first.
+    if machine.gpu is not None and "transformers" not in sys.modules:
+        gpus.show_one(machine.gpu)
     determinism.settle(SEED, shares=model.task.shares_threads)  # before torch is imported
     from clinrl.models import bases, engine, opening
 
-    machine = read_machine() if params.scale == "full" else Machine()
     bounds: dict[str, Any] = {"scale": params.scale}
     bounds |= {"max_tokens": machine.exam_tokens} if machine.exam_tokens else {}
     is_whole, is_adapter = ((model.folder / name).exists() for name in ("config.json", opening.CONFIG))

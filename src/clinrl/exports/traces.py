@@ -57,7 +57,8 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
     """Log the exam of a registered version or merge to MLflow, in every mode: a sample, or `every` answer.
 
     Raises ArtefactError and DataError as `examined` and `verdicts` do, and RegistryError if the adapter that took the
-    exam is not registered, or if MLflow fails; the same call then completes the logging.
+    exam is not registered, if its run or its logged model was deleted, or if MLflow fails; the same call then completes
+    the logging.
     """
     exams = [examined(params, name, mode) for mode in params.modes]
     run, _, report = exams[0]
@@ -94,7 +95,9 @@ def _log(client: "MlflowClient", own: "Registered", run: Run, report: EvalReport
     from mlflow.tracing.client import TracingClient
 
     experiment = own.info.experiment_id
-    model = logged_models(client, experiment, report.adapter_digest)[0].model_id
+    if not (models := logged_models(client, experiment, report.adapter_digest)):
+        raise RegistryError(f"MLflow has no model of {run.model.name} any more; run `clinrl register {run.model.name}`")
+    model = models[0].model_id
     found = _traces(client, experiment, f"metadata.`mlflow.modelId` = '{model}'")
     held = {trace.trace_id: "mlflow.trace.spansLocation" in trace.tags for trace in found}
     exam = [report.adapter_digest, report.exam_digest]

@@ -16,7 +16,7 @@ TEXTS = re.compile(
 """Messages of CUDA, cuBLAS, cuDNN, torch's CPU allocator and bitsandbytes, which raise a plain RuntimeError."""
 WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]?i?B|bytes)\b)")
 FREE = "close what else uses this machine's memory, or use a machine with more"
-LARGER = f"set gpu in {FILE} to a GPU with more free memory (for an exam: CUDA_VISIBLE_DEVICES)"
+LARGER = f"set gpu in {FILE} to a GPU with more free memory (for a server: CUDA_VISIBLE_DEVICES)"
 
 
 def is_exhausted(error: BaseException) -> bool:

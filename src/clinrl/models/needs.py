@@ -49,7 +49,7 @@ CONTAINERS = (
 )
 """A container's folder, the files with its memory limit and its use, and the field of its memory.stat for the part of
 the use that is inactive file cache, which the kernel takes back first."""
-KEYS = {"loading": "gpu to another GPU", "training": "micro_batch lower", "judges": "gpu to another GPU"}
+KEYS = {"loading": "gpu to another GPU", "training": "micro_batch lower"}
 """What to set in machine.yaml, by place; for other places it is exam_tokens."""
 
 
@@ -117,7 +117,8 @@ def check(params: Params, version: str, machine: Machine) -> None:
     if machine.try_anyway:
         return
     for need in needs(params, version, machine, there):
-        if need.place != "exam" and not need.fits and need.host is not None:
+        # The judges of the exam: those that this training asks are counted where they stay beside it.
+        if need.place not in ("exam", "judges") and not need.fits and need.host is not None:
             is_whole = need.place == "generation" and _keeps(
                 params.model(version).task, params.trainer(params.versions[version].profile)
             )

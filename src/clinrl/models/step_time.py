@@ -81,7 +81,7 @@ class Times:
 def estimate_times(
     params: Params, version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1
 ) -> Times:
-    """The time that the training of a version takes at these rates, without judges and held-out cases.
+    """The time that the training of a version takes at these rates, without judges, held-out cases and vLLM's writing.
 
     `gpus`: the rows of a step are divided among so many, at no cost. Raises Refused if the base's shape is not known.
     """
@@ -89,7 +89,7 @@ def estimate_times(
     assert load.training is not None
     each = {field: math.ceil(getattr(load.training, field) / gpus) for field in ("sequences", "sampled")}
     training = replace(load.training, **each)
-    written = _writing(load, training, rates) if training.sampled else 0.0
+    written = _writing(load, training, rates) if training.sampled and machine.sampler != "vllm" else 0.0
     is_grpo = training.method == "grpo"
     passes = 3 if params.scale == "full" else 2  # checkpointing repeats the forward pass of what it did not keep
     passes += int(training.beta > 0)
@@ -142,10 +142,11 @@ def announce(params: Params, version: str, machine: Machine) -> None:
         if rates is not None:
             times = estimate_times(params, version, machine, rates, is_gpu=gpu is not None)
             before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
+            besides = "; what vLLM writes is not counted" if machine.sampler == "vllm" else ""
             text = (
                 f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step "
                 f"(generation {seconds(times.generation_s)}, loss {seconds(times.loss_s)}), "
-                f"{seconds(times.all_s)} in all; rates {rates}"
+                f"{seconds(times.all_s)} in all{besides}; rates {rates}"
             )
     echo(f"{version}: {text}")
 

@@ -33,7 +33,12 @@ def visible() -> list[Gpu]:
     found: dict[str, Gpu] = {}
     for line in done.stdout.splitlines():
         number, uuid, name, *memory = (part.strip() for part in line.split(","))
-        if all(part.isdecimal() for part in memory):  # otherwise a part of a GPU, or one without memory of its own
+        if memory == ["[N/A]", "[N/A]"] and not uuid.startswith("MIG-"):  # as a GB10, which shares the host's memory
+            import psutil
+
+            host = psutil.virtual_memory()
+            memory = [str(size >> 20) for size in (host.total, host.available)]
+        if all(part.isdecimal() for part in memory):  # otherwise a part of a GPU
             total, free = (int(part) << 20 for part in memory)
             found[number] = found[uuid] = Gpu(int(number), name, total, free)
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -57,10 +57,7 @@ def sample(
                     break
                 cases = [rows[place].case for place in part for _ in range(group)]
                 tokens: dict[Scale, int] = {"embedded": budget, "full": budget}
-                mode = Mode(
-                    **spec["modes"][name], temperature=trainer["temperature"], max_new_tokens=tokens,
-                    turn_tokens=trainer.get("turn_tokens"),
-                )  # fmt: skip
+                mode = Mode(**spec["modes"][name], temperature=trainer["temperature"], max_new_tokens=tokens)
                 seed = int(digest([spec["seed"], name, first])[:8], 16)
                 written = run(sampler, task, cases, mode, budget, seed)
                 earned = scores(task, list(zip(cases, written, strict=True)), reward, judges)
