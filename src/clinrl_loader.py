@@ -139,8 +139,7 @@ def _signer_of(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> s
             if signature.get("keyid") in (None, "", fingerprint(line)) and verifies(line, data, made):
                 return name
     raise Untrusted(
-        "nobody whose key counts here signed this; `clinrl keys show` lists the keys that count, `clinrl keys trust` "
-        "adds one"
+        "nobody whose key counts here signed this; `clinrl keys show` lists the keys and what each counts for"
     )
 
 
