@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 CANDIDATE, CHAMPION = "candidate", "champion"
 GATE, REFUSED = "gate", "refused"
 EXAMINED = "examined"
-RENEWED = ("exam_digest",)
-"""Version tags that a second exam changes; the others say how the version was made and stay."""
+RENEWED = ("exam_digest", "version", "base_digest", "data_digest", "parent_digest")
+"""Version tags that are set anew: a second exam changes the first; the others follow from the manifest, so that another
+value was written by hand."""
 ATTEMPTS = 3
 """The number of attempts at a registration that another machine makes at the same time."""
 
