@@ -1,5 +1,6 @@
 """The registry on MLflow's own SQLite store: all is there once, whatever happened before, and bad input is not."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -509,6 +510,17 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
         versions.check_intact(project, first)
 
     assert register(project, "v1") == first
+    def copyfile(source, target, **how):
+        if "mlruns" in str(target):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+        return copied(source, target, **how)
+
+    copied = shutil.copyfile
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "copyfile", copyfile)
+        with pytest.raises(OSError, match="No space left on device"):
+            register(project, "v1")
+    assert weights.exists()
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
 
 

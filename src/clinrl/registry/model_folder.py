@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.artifacts import MANIFEST, identity, read_manifest, write_json, write_text
+from clinrl.artifacts import MANIFEST, identity, read_manifest, staged, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError, mask
@@ -94,7 +94,7 @@ def _record(made: "Recorded") -> pyfunc.Served:
 def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str, *, replaces: bool) -> None:
     """Upload the folder of a model, signed as a whole: the weights, and the rest as `pyfunc.write` writes it.
 
-    In the project's store, and on a server with `replaces`, this removes the model's former files. Raises
+    In the project's store, and on a server with `replaces`, this replaces the model's former files. Raises
     ArtefactError if a file changed meanwhile, SignatureError if signing failed, and RegistryError for an address
     that MLflow gives no model.
     """
@@ -121,8 +121,10 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         sign(folder, key)
         _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
         if (old := own_folder(client, model)) is not None:  # files that were put there by hand must not stay
-            shutil.rmtree(old, ignore_errors=True)
-        elif replaces:
+            with staged(old) as out:  # a champion keeps its former files if the disk is full
+                shutil.copytree(folder, out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            return
+        if replaces:
             _remove(client, model)
         _files(client, model).log_artifacts(str(folder))
     finally:
