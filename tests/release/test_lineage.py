@@ -293,6 +293,8 @@ def test_lines_that_git_has_may_not_be_cut_off(params):
     lines = paths.audit_log().read_text().splitlines(keepends=True)
     paths.audit_log().write_text("".join(lines[:-1]))
     assert "lacks lines that it has in git" in broken(params)["v2", "gate"]
+    with pytest.raises(ArtefactError, match="lacks lines that it has in git"):
+        decisions.decide(params, "v2")
 
 
 def test_a_rollback_by_somebody_else_breaks_nothing(params):
