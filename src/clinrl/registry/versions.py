@@ -25,6 +25,7 @@ from clinrl.errors import RegistryError, SignatureError, Unregistered, did_you_m
 from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model, logged_models
 from clinrl.registry.model_folder import check_signature, download, own_folder
 from clinrl.registry.pyfunc import MERGED, read
+from clinrl.signing.dsse import signature_errors
 from clinrl.signing.keys import trusted_keys
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.types import Manifest, Strict
@@ -238,7 +239,8 @@ def checked_copy(params: Params, entry: Entry, to: Path) -> Path:
     with connect() as client:
         folder = _folder(client, entry, to)
     if not folder.is_relative_to(to):
-        folder = Path(shutil.copytree(folder, to / entry.name, symlinks=True))
+        with signature_errors():
+            folder = Path(shutil.copytree(clinrl_loader.shallow(folder), to / entry.name, symlinks=True))
     _check_folder(params, entry, folder)
     return folder
 
