@@ -1,6 +1,7 @@
 """The folder of a registered model: weights, code, record and provenance, signed as a whole before it is sent."""
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -136,7 +137,8 @@ def _remove(client: "MlflowClient", model: "LoggedModel") -> None:
 
     Anybody who can write to the server's store could put any address there, even a folder of this machine.
     """
-    if not model.artifact_location.endswith(f"/{model.model_id}/artifacts"):
+    is_id = re.fullmatch(r"m-[0-9a-f]{32}", model.model_id)  # the store may also name an experiment's folder as one
+    if not is_id or not model.artifact_location.endswith(f"/{model.model_id}/artifacts"):
         raise RegistryError(
             f"{place(client.tracking_uri)} says that files of the model {model.model_id} lie in "
             f"{mask(model.artifact_location)}, which is not its folder: it was edited; restore it"
