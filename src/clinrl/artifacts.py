@@ -29,6 +29,8 @@ PUBLISHED = "published"
 """The file that marks a finished training whose adapter was published, and perhaps not recorded by DVC."""
 MADE = ".made-by-clinrl"
 """The file that marks a folder as made by a command, which may replace it."""
+PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
+"""Kinds of files that can run code when they are loaded."""
 AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
 """How to mend an altered output. DVC never checks read-only objects of its cache, not even altered ones; it checks
 writable objects again."""
