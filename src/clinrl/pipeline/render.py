@@ -70,9 +70,9 @@ def reports(params: Params) -> Iterator[Report]:
     for name, spec in params.comparisons.items():
         if (path := paths.comparison_report(name)).exists():
             yield Report(name, spec.task, path, partial(compare.write_pages, path, get_task(spec.task), modes))
-    for task in params.plans:
-        if (path := paths.retraining_report(task)).exists():
-            yield Report("retraining", task, path, partial(write_retraining, path))
+    for name in params.plans:
+        if (path := paths.retraining_report(name)).exists():
+            yield Report("retraining", name, path, partial(write_retraining, path))
 
 
 def write_retraining(path: Path) -> None:
