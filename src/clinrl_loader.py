@@ -139,8 +139,7 @@ def _signer_of(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> s
             if signature.get("keyid") in (None, "", fingerprint(line)) and verifies(line, data, made):
                 return name
     raise Untrusted(
-        "nobody whose key counts here signed this; `clinrl keys show` lists the keys that count, `clinrl keys trust` "
-        "adds one"
+        "nobody whose key counts here signed this; `clinrl keys show` lists the keys and what each counts for"
     )
 
 
@@ -178,7 +177,8 @@ def check(folder: Path, keys: Mapping[str, str], *, but: Iterable[str] = ()) -> 
 def hashes(folder: Path, *, but: Iterable[str] = ()) -> dict[str, str]:
     """Path to SHA-256 of every file of a folder, except its signature and the files in `but`.
 
-    Raises Untrusted for a link, or any other entry that is no regular file: its content may change unnoticed.
+    Raises Untrusted for a link, or any other entry that is no regular file: its content may change unnoticed. Raises it
+    as `shallow` does too.
     """
     found: dict[str, str] = {}
     left_out = {SIGNATURE, *but}
@@ -195,8 +195,15 @@ def hashes(folder: Path, *, but: Iterable[str] = ()) -> dict[str, str]:
 
     if folder.is_symlink() or not folder.is_dir():
         raise Untrusted(f"{folder} is no folder; a link to one cannot be signed either")
-    walk(folder, "")
+    walk(shallow(folder), "")
     return found
+
+
+def shallow(folder: Path) -> Path:
+    """The folder itself. Raises Untrusted for more than 32 levels: Python cannot walk, copy or remove a thousand."""
+    if any(len(Path(at).parts) - len(folder.parts) > 32 for at, _, _ in os.walk(folder)):
+        raise Untrusted(f"{folder} holds more than 32 levels of folders; a signed folder has fewer")
+    return folder
 
 
 def _sha256(file: Path) -> str:
@@ -301,7 +308,7 @@ def load(uri: str, *, digest: str = "") -> Any:
     try:
         if get_registry_uri().startswith("sqlite:"):  # MLflow names the folder itself, and would copy it slowly
             copy = Path(place) / "model"
-            shutil.copytree(artifacts.download_artifacts(artifact_uri=uri), copy, symlinks=True)
+            shutil.copytree(shallow(Path(artifacts.download_artifacts(artifact_uri=uri))), copy, symlinks=True)
         else:
             copy = Path(artifacts.download_artifacts(artifact_uri=uri, dst_path=place))
         try:

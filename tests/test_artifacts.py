@@ -130,10 +130,15 @@ def test_an_interrupt_between_the_two_renames_brings_the_old_folder_back(tmp_pat
         (folder / "f").write_text("new")
     assert (target / "f").read_text() == "old"
     monkeypatch.undo()
-    target.rename(tmp_path / ".made.former-99999999")  # of a process that was killed there
-    with pytest.raises(ValueError, match="a bug"), artifacts.staged(target):
-        raise ValueError("a bug")
-    assert [*tmp_path.iterdir()] == [target]
+    for process in (99999999, os.getpid()):  # of a process that was killed there; in containers it had the same id
+        target.rename(tmp_path / f".made.former-{process}")
+        with pytest.raises(ValueError, match="a bug"), artifacts.staged(target):
+            raise ValueError("a bug")
+        assert [*tmp_path.iterdir()] == [target]
+    shutil.copytree(target, tmp_path / f".made.former-{os.getpid()}")  # it was killed after the second renaming
+    with artifacts.staged(target) as folder:
+        (folder / "f").write_text("new")
+    assert ([*tmp_path.iterdir()], (target / "f").read_text()) == ([target], "new")
 
 
 def test_what_came_into_a_folder_while_it_was_made_anew_is_not_removed(tmp_path) -> None:

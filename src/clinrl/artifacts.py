@@ -29,6 +29,8 @@ PUBLISHED = "published"
 """The file that marks a finished training whose adapter was published, and perhaps not recorded by DVC."""
 MADE = ".made-by-clinrl"
 """The file that marks a folder as made by a command, which may replace it."""
+PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
+"""Kinds of files that can run code when they are loaded."""
 AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
 """How to mend an altered output. DVC never checks read-only objects of its cache, not even altered ones; it checks
 writable objects again."""
@@ -148,13 +150,14 @@ def staged(target: Path) -> Iterator[Path]:
     """A private directory that becomes `target` when the block ends without an exception; otherwise it is removed.
 
     The old `target` is renamed first and deleted last, so that a kill cannot leave half of it under that name.
-    Leftovers of killed runs (same target, dead process) are removed on entry.
+    Leftovers of killed runs (same target, dead process, or one with this process id, as in containers) are removed on
+    entry.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for kind in ("partial", "former"):
         for leftover in target.parent.glob(f".{target.name}.{kind}-*"):
             process = leftover.name.rsplit("-", 1)[1]
-            if process.isdecimal() and not _alive(int(process)):  # a person's folder may have such a name too
+            if process.isdecimal() and not _another_lives(int(process)):  # a person's folder may have such a name too
                 if kind == "former" and not target.exists():  # the kill came between the two renames
                     os.replace(leftover, target)
                 _remove(leftover)
@@ -249,7 +252,9 @@ def may_write(file: Path) -> bool:
     return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
 
 
-def _alive(pid: int) -> bool:
+def _another_lives(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

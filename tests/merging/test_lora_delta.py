@@ -173,7 +173,7 @@ def test_scales_and_ranks_are_those_of_peft(tmp_path):
     )
     config = LoraConfig(
         r=4, lora_alpha=6, use_rslora=True, target_modules="all-linear", task_type="CAUSAL_LM",
-        rank_pattern={r"layers\.1\..*proj": 2, "layers.3.self_attn.q_proj": 3},
+        rank_pattern={r"layers\.1\..*proj": 2, "^model.layers.3.self_attn.q_proj": 3},
         alpha_pattern={"down_proj": 5, r"layers\.1\.mlp\.up_proj": 7},
     )  # fmt: skip
     model = get_peft_model(model, config)

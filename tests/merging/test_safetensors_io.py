@@ -165,9 +165,10 @@ def test_a_full_disk_is_found_before_anything_is_written(checkpoint, tmp_path, m
 def test_a_folder_without_safetensors_is_refused(tmp_path):
     with pytest.raises(ArtefactError, match=r"neither model.safetensors nor model.safetensors.index.json"):
         safetensors_io.read_index(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(ArtefactError, match=r"pickled weights only \('pytorch_model.bin'\)"):
-        safetensors_io.read_index(tmp_path)
+    for name in ("pytorch_model.bin", "model.joblib"):
+        (tmp_path / name).write_bytes(b"\x80\x04.")
+        with pytest.raises(ArtefactError, match=rf"pickled weights only \('{name}'\)"):
+            safetensors_io.read_index(tmp_path)
 
 
 def whole(header: object, data: bytes = b"") -> bytes:

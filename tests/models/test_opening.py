@@ -1,6 +1,7 @@
 """Adapters and checkpoints that somebody else may have made: opened, or refused in a sentence that names the folder."""
 
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable
@@ -60,6 +61,13 @@ def _weights(of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], Non
         (_config(r="four"), "rank"),
         (_config(r=10**9), "rank"),
         (_config(r=True), "rank"),
+        (_config(rank_pattern={"(": 2}), r"a pattern in .* is more than the name of modules"),
+        (_config(rank_pattern=[1]), r"a pattern in .* is more than the name of modules"),
+        (_config(alpha_pattern={"(.*.*.*.*.*.*.*.*)*x": 2}), r"a pattern in .* is more than the name of modules"),
+        (_config(alpha_pattern={".*.*x": 2}), r"a pattern in .* is more than the name of modules"),
+        (_config(alpha_pattern={"q_proj": "x"}), r"an alpha in .* is no number"),
+        (_config(lora_alpha="x"), r"an alpha in .* is no number"),
+        (_config(lora_alpha=math.nan), r"an alpha in .* is no number"),
         (lambda folder: (folder / opening.CONFIG).write_text("[]"), "not that of a LoRA adapter"),
         (lambda folder: (folder / opening.CONFIG).write_text("{"), "JSONDecodeError"),
         (lambda folder: (folder / opening.CONFIG).unlink(), "FileNotFoundError"),

@@ -1,5 +1,6 @@
 """The registry on MLflow's own SQLite store: all is there once, whatever happened before, and bad input is not."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import sqlite3
 from contextlib import chdir, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -497,7 +499,7 @@ def test_a_registration_that_was_killed_is_completed(project):
 
 
 @pytest.mark.long
-def test_a_file_that_was_altered_in_the_store_is_put_back(project):
+def test_a_file_that_was_altered_in_the_store_is_put_back(project, monkeypatch):
     first = register(project, "v1")
     weights = folder_of(first) / "adapter/adapter_model.safetensors"
     exhibits.change(weights)
@@ -508,6 +510,17 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
     with pytest.raises(SignatureError, match="signed it; `clinrl register v1` puts the files"):
         versions.check_intact(project, first)
 
+    def copyfile(source, target, **how):
+        if "mlruns" in str(target):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+        return copied(source, target, **how)
+
+    copied = shutil.copyfile
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "copyfile", copyfile)
+        with pytest.raises(OSError, match="No space left on device"):
+            register(project, "v1")
+    assert weights.exists()
     assert register(project, "v1") == first
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
 
@@ -589,6 +602,16 @@ def test_nothing_is_removed_where_the_store_of_a_server_leads_if_that_is_no_mode
     with pytest.raises(RegistryError, match="which is not its folder: it was edited; restore it"):
         register(project, "v1")
     assert [path.name for path in elsewhere.iterdir()] == ["kept"]
+
+
+def test_the_files_of_a_server_are_removed_under_the_id_of_a_model_alone(tmp_path):
+    """A store may name as a model the folder in which an experiment's models lie."""
+    kept = tmp_path / "models/artifacts/kept"
+    write_json(kept, {})
+    model = SimpleNamespace(model_id="models", artifact_location=kept.parent.as_uri())
+    with pytest.raises(RegistryError, match="which is not its folder: it was edited; restore it"):
+        model_folder._remove(SimpleNamespace(tracking_uri="http://localhost:5000"), model)
+    assert kept.exists()
 
 
 def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_path_factory):

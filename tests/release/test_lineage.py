@@ -241,8 +241,15 @@ def test_an_edited_tag_is_named(params):
     with connect() as client:
         client.delete_model_version_tag("esi", "2", "data_digest")
     assert "the registry's tag data_digest of v2 is not" in broken(params)["v2", "registry"]
-    versions.tag(versions.find("esi", "v2"), {"decision": "0" * 64})
+    versions.tag(versions.find("esi", "v2"), {"data_digest": "0" * 64, "decision": "0" * 64})
     assert "none of the audit log's" in broken(params)["v2", "gate"]
+    versions.register(params, "v2")
+    examined.promote(params, "v2", "Ada Lovelace", decisions.decide(params, "v2"))
+    assert not broken(params)
+    versions.tag(versions.find("esi", "v2"), {"version": "v9"})
+    assert "the registry has lost v2" in broken(params)["v2", "registry"]
+    versions.register(params, "v2")
+    assert not broken(params)
 
 
 def test_an_edited_audit_file_is_named(params):
@@ -286,6 +293,8 @@ def test_lines_that_git_has_may_not_be_cut_off(params):
     lines = paths.audit_log().read_text().splitlines(keepends=True)
     paths.audit_log().write_text("".join(lines[:-1]))
     assert "lacks lines that it has in git" in broken(params)["v2", "gate"]
+    with pytest.raises(ArtefactError, match="lacks lines that it has in git"):
+        decisions.decide(params, "v2")
 
 
 def test_a_rollback_by_somebody_else_breaks_nothing(params):

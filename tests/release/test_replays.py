@@ -13,7 +13,7 @@ import examined
 import locks
 from clinrl import artifacts, paths
 from clinrl.artifacts import write_json
-from clinrl.errors import ArtefactError, GateError, Refused
+from clinrl.errors import ArtefactError, GateError, Refused, SignatureError
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage, moves, promotion, standing
 from clinrl.signing import approval, dsse, keys
@@ -199,6 +199,12 @@ def test_a_rollback_is_approved_for_one_turn(params, ada):
     with pytest.raises(GateError, match="approved for another turn"):
         check(approved)
     assert any("approved for another turn" in one for one in broken(approved, "v2"))
+
+    unlisted = dsse.envelope(approval.statement(artifacts.digest(body), ADA), keys.signer("embedded"))
+    write(approved, "rollback", signed | {"approval": unlisted})
+    with pytest.raises(SignatureError, match="nobody whose key counts here signed this"):
+        check(approved)
+    assert any("nobody whose key counts here signed this" in says for says in broken(approved, "v2"))
 
 
 @after("v1")

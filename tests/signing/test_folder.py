@@ -14,7 +14,7 @@ import pytest
 
 from clinrl.errors import SignatureError
 from clinrl.signing import dsse, folder, keys
-from clinrl_loader import SIGNATURE, pem
+from clinrl_loader import SIGNATURE, Untrusted, hashes, pem, shallow
 
 
 @pytest.fixture
@@ -76,6 +76,15 @@ def test_we_accept_what_the_stock_command_signed(model: Path) -> None:
     (model / ".git/config").write_text("[core]")
     with pytest.raises(SignatureError, match=r"'\.git/config' was added"):  # the stock command does not look there
         folder.check(model, {"Ada Lovelace": key})
+
+
+def test_folders_nested_without_end_are_refused(model: Path) -> None:
+    (model / "/".join("a" * 32)).mkdir(parents=True)
+    assert hashes(shallow(model))
+    (model / "/".join("a" * 33)).mkdir()
+    for read in (hashes, shallow):
+        with pytest.raises(Untrusted, match="more than 32 levels"):
+            read(model)
 
 
 CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -204,7 +204,7 @@ def test_who_is_listed_in_params_keeps_the_name(checkout: Path) -> None:
     params = Params.model_validate({**VALID, "approvers": {"Ada": ada.line}, "rebuilders": {"Bob": ada.line}})
     keys.trust("Ada", eve)
     keys.trust("Eve", eve)
-    assert keys.trusted_keys(params) == {"Ada": ada, "Eve": eve}
+    assert keys.trusted_keys(params) == {"Ada": ada, "Ada, trusted here": eve, "Eve": eve}
 
 
 @ssh

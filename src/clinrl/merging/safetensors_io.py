@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clinrl.artifacts import PICKLES
 from clinrl.errors import ArtefactError, Refused, format_value
 from clinrl.runtime.determinism import THREADS
 
@@ -34,8 +35,6 @@ WINDOW, BEHIND = 16 << 20, 64 << 20
 
 Otherwise a large model fills the page cache, and each write waits until memory is freed.
 """
-
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,

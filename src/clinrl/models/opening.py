@@ -29,6 +29,9 @@ WITHOUT_EFFECT = {
     "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
 }  # fmt: skip
 """Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
+MODULES = re.compile(r"\^?(?:[^\\()\[\]{}*+?|^$]|\\\W)*(?:\.\*(?:[^\\()\[\]{}*+?|^$]|\\\W)*)?")
+"""What a key of a pattern may be: a module's name, escaped or not, `^` and one `.*`. PEFT takes any regular expression,
+and some of those match without end."""
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and others subtract from them."""
 
@@ -86,6 +89,14 @@ def check(folder: Path) -> None:
         rank = config.get("r")
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank <= 4096:
             raise ValueError(f"the rank r in {CONFIG} is no whole number from 1 to 4096")
+        ranks, alphas = (config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
+        if not (
+            isinstance(ranks, dict) and isinstance(alphas, dict) and all(map(MODULES.fullmatch, [*ranks, *alphas]))
+        ):
+            raise ValueError(f"a pattern in {CONFIG} is more than the name of modules with one .*")
+        for alpha in (config.get("lora_alpha", 8), *alphas.values()):
+            if not isinstance(alpha, int | float) or not abs(alpha) < 1e9:
+                raise ValueError(f"an alpha in {CONFIG} is no number below a billion")
         if not (folder / WEIGHTS).is_file():
             raise ValueError(f"{WEIGHTS} is missing")
         with safe_open(folder / WEIGHTS, framework="pt") as tensors:

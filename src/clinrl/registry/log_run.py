@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from clinrl import paths
+from clinrl import artifacts, paths
 from clinrl.analysis.alerts import stored as raised_in
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import MANIFEST, canonical_json, digest, files_of, identity, read_manifest, sha256_file, verified
@@ -43,8 +43,6 @@ SENT = "clinrl.sent"
 """Run tag: digest of each group of files that the run holds."""
 DIGEST = "digest"
 """Version tag: identity of the adapter, or of the full model."""
-PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
-"""Kinds of files that can run code when they are loaded."""
 DATASET_DIGEST = 36
 """Characters of a data set's digest that MLflow has room for."""
 BELOW = "Intervals and all other metrics are in the run below this one, reports and plots among the artefacts."
@@ -195,7 +193,7 @@ def _checked_manifest(folder: Path) -> Manifest:
         name = str(path.relative_to(folder))
         if path.is_file() and name not in (MANIFEST, *manifest.files):
             raise ArtefactError(f"{path} is not named in the folder's {MANIFEST}; remove it")
-        if path.suffix in PICKLES:
+        if path.suffix in artifacts.PICKLES:
             raise ArtefactError(f"{path} could run code when it is loaded; only safetensors are registered")
     return manifest
 

@@ -1,13 +1,14 @@
 """The folder of a registered model: weights, code, record and provenance, signed as a whole before it is sent."""
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.artifacts import MANIFEST, identity, read_manifest, write_json, write_text
+from clinrl.artifacts import MANIFEST, identity, read_manifest, staged, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError, mask
@@ -94,7 +95,7 @@ def _record(made: "Recorded") -> pyfunc.Served:
 def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str, *, replaces: bool) -> None:
     """Upload the folder of a model, signed as a whole: the weights, and the rest as `pyfunc.write` writes it.
 
-    In the project's store, and on a server with `replaces`, this removes the model's former files. Raises
+    In the project's store, and on a server with `replaces`, this replaces the model's former files. Raises
     ArtefactError if a file changed meanwhile, SignatureError if signing failed, and RegistryError for an address
     that MLflow gives no model.
     """
@@ -121,8 +122,10 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         sign(folder, key)
         _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
         if (old := own_folder(client, model)) is not None:  # files that were put there by hand must not stay
-            shutil.rmtree(old, ignore_errors=True)
-        elif replaces:
+            with staged(old) as out:  # a champion keeps its former files if the disk is full
+                shutil.copytree(folder, out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            return
+        if replaces:
             _remove(client, model)
         _files(client, model).log_artifacts(str(folder))
     finally:
@@ -134,7 +137,8 @@ def _remove(client: "MlflowClient", model: "LoggedModel") -> None:
 
     Anybody who can write to the server's store could put any address there, even a folder of this machine.
     """
-    if not model.artifact_location.endswith(f"/{model.model_id}/artifacts"):
+    is_id = re.fullmatch(r"m-[0-9a-f]{32}", model.model_id)  # the store may also name an experiment's folder as one
+    if not is_id or not model.artifact_location.endswith(f"/{model.model_id}/artifacts"):
         raise RegistryError(
             f"{place(client.tracking_uri)} says that files of the model {model.model_id} lie in "
             f"{mask(model.artifact_location)}, which is not its folder: it was edited; restore it"

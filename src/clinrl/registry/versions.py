@@ -25,6 +25,7 @@ from clinrl.errors import RegistryError, SignatureError, Unregistered, did_you_m
 from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model, logged_models
 from clinrl.registry.model_folder import check_signature, download, own_folder
 from clinrl.registry.pyfunc import MERGED, read
+from clinrl.signing.dsse import signature_errors
 from clinrl.signing.keys import trusted_keys
 from clinrl.tasks.base import task_names
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 CANDIDATE, CHAMPION = "candidate", "champion"
 GATE, REFUSED = "gate", "refused"
 EXAMINED = "examined"
-RENEWED = ("exam_digest",)
-"""Version tags that a second exam changes; the others say how the version was made and stay."""
+RENEWED = ("exam_digest", "version", "base_digest", "data_digest", "parent_digest")
+"""Version tags that are set anew: a second exam changes the first; the others follow from the manifest, so that another
+value was written by hand."""
 ATTEMPTS = 3
 """The number of attempts at a registration that another machine makes at the same time."""
 
@@ -240,7 +242,8 @@ def checked_copy(params: Params, entry: Entry, to: Path) -> Path:
     with connect() as client:
         folder = _folder(client, entry, to)
     if not folder.is_relative_to(to):
-        folder = Path(shutil.copytree(folder, to / entry.name, symlinks=True))
+        with signature_errors():
+            folder = Path(shutil.copytree(clinrl_loader.shallow(folder), to / entry.name, symlinks=True))
     _check_folder(params, entry, folder)
     return folder
 

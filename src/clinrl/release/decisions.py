@@ -33,9 +33,10 @@ def decide(params: Params, name: str) -> Decision:
     Repeating the last decision adds no line to the audit log. Raises GateError if the task has no gate, if the version
     was trained on a waiver or with other parameters, if it is outside its change plan, if the error budget of the exam
     is used up, or if the registry has another champion than the audit log; RegistryError if the version was never
-    registered; and ArtefactError if it and the champion did not take the same exam in the same modes, or if files of
-    either are not what dvc.lock records or what its transcripts say.
+    registered; and ArtefactError if it and the champion did not take the same exam in the same modes, if files of
+    either are not what dvc.lock records or what its transcripts say, or if the audit log lacks lines that git has.
     """
+    audit_log.check_committed(paths.audit_log())  # before a look is spent, and counted from too few
     model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
     versions.check_intact(params, entry)

@@ -23,7 +23,8 @@ from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
-from clinrl.release.moves import against_others, check_approved, check_turn, decisions_on, recorded_champion
+from clinrl.release.moves import against_others, check_approved, decisions_on, moves, recorded_champion
+from clinrl.release.standing import check_servable
 from clinrl.tracking.mlflow_store import place, store
 from clinrl.types import Manifest, Strict
 
@@ -305,13 +306,12 @@ def _check_decided(model: str, name: str, adapter: str, decisions: Sequence[dict
 
 
 def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:
-    """Check that an approver signed a version's last promotion, and that registry and audit log name one champion."""
+    """Check that an approver signed the champion's last move, or else a version's last promotion, and that registry and
+    audit log name one champion."""
     model = params.model(name).registered
     entry = versions.find(model, name, digest=digest)
     promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
     promotion = promotions[-1] if promotions else None
-    if promotion is not None:
-        check_approved(params, entry, promotion, lines)
     is_named, is_recorded = versions.CHAMPION in entry.aliases, recorded_champion(model, lines) == digest
     if is_named != is_recorded:
         raise Refused(
@@ -319,13 +319,16 @@ def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audi
             "says otherwise: the name was moved by hand, or a release was cut short; give its command again"
         )
     if is_recorded:
-        check_turn(model, lines)
+        check_servable(params, entry, versions.CHAMPION, lines)  # a rollback may have made it champion
+    elif promotion is not None:
+        check_approved(params, entry, promotion, lines)
     if promotion is None:
         raise Unchecked("open", "was never promoted")
     tagged, approver = entry.tags.get("approver"), promotion.body["approver"]
     if tagged != approver:
         raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit log {approver!r}")
-    return promotion.digest, f"was approved by {approver} at {promotion.at}"
+    move = moves(model, lines)[-1] if is_recorded else promotion
+    return move.digest, f"was approved by {move.body['approver']} at {move.at}"
 
 
 def _link(version: str, link: str, check: Callable[..., tuple[str, str]], *about: Any) -> Link:

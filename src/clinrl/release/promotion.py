@@ -26,6 +26,7 @@ from clinrl.release.moves import (
     check_unspent,
     interrupted,
     last_move,
+    moves,
     recorded_before,
     recorded_champion,
     recorded_champions,
@@ -83,7 +84,6 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
             return (last := last_move(model, lines, "approval")) is not None and last.body == body
 
         audit_log.write(params, "approval", body, unless=is_recorded)
-        versions.tag(entry, {"approver": approver, "decision": decision.digest, "gate": "passed"})
         # Its name may later mean another adapter, trained on new data or a new base.
         kept = paths.champions_answers(entry.digest)
         if not kept.exists() or artifacts.identity(artifacts.read_manifest(kept)) != answers:
@@ -124,7 +124,8 @@ def _needs_approval(params: Params, champion: Entry) -> bool:
 
 
 def _complete(params: Params, entry: Entry) -> Entry:
-    """Write the champion's promotion and remove its alias `candidate` if a kill prevented it; return the champion."""
+    """Write the champion's promotion and tags and remove its alias `candidate` if a kill prevented it; return the
+    champion. Raises GateError if the audit log has no approval of it."""
     model, lines = entry.model, audit_log.lines(params)
     last = last_move(model, lines, "approval")
     # After the loss of a registry the audit log has this champion already, but the new approval needs a promotion too.
@@ -141,6 +142,10 @@ def _complete(params: Params, entry: Entry) -> Entry:
             f"somebody moved the name by hand, or a rollback was cut short; give {interrupted(entry, lines)} again, or "
             "move the name back in MLflow, and promote with `clinrl promote`"
         )
+    for move in moves(model, audit_log.lines(params))[::-1]:
+        if move.kind == "promotion" and move.body["digest"] == entry.digest:  # the log is the record, also of tags
+            versions.tag(entry, {key: move.body[key] for key in ("approver", "decision")} | {"gate": "passed"})
+            break
     if (candidate := versions.holder(model, CANDIDATE)) is not None and candidate.digest == entry.digest:
         versions.point(model, CANDIDATE, None)
     return versions.holder(model, CHAMPION) or entry

@@ -195,9 +195,11 @@ def keyring() -> dict[str, Key]:
 def trusted_keys(params: "Params") -> dict[str, Key]:
     """The keys that the project trusts for registered folders, audit lines and approvals, by name.
 
-    These are this checkout's keyring and the approvers of params.yaml; of one name in both, the approver's key counts.
+    These are this checkout's keyring and the approvers of params.yaml; one name may stand for a key of each.
     """
-    return {**keyring(), **params.approvers}
+    listed = params.approvers
+    ours = {name if listed.get(name, key) == key else f"{name}, trusted here": key for name, key in keyring().items()}
+    return {**ours, **listed}
 
 
 def _elsewhere() -> Signer | None:
