@@ -128,8 +128,8 @@ def share(*, is_crowded: bool | None = None) -> None:
     thread is used. None: not measured.
 
     Call it between steps and between modes, so that a stage takes over the processors that another leaves; and only
-    where results stay the same: torch splits sums of 32,768 numbers and more among its threads, which short episodes do
-    not have.
+    where results stay the same: torch splits sums of 32,768 numbers and more among its threads, and MKL has other
+    kernels with one thread for products as narrow as 16 numbers with 4 to 15 rows.
     """
     own = own_processors() or (0 if is_crowded is None else THREADS)
     if own:

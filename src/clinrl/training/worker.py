@@ -22,7 +22,7 @@ from clinrl.runtime.starter import die_with
 from clinrl.tasks.base import get_task
 from clinrl.tasks.importing import is_imported
 from clinrl.training.launch import DISK_FULL, ROWS, SPEC
-from clinrl.training.world import STOPPED, World, is_on_cpu, world_of
+from clinrl.training.world import STOPPED, World, is_on_cpu, shares_threads, world_of
 
 VERDICTS = "verdicts.jsonl"
 """The file with the judges' responses, of a training whose reward uses judges."""
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         print(f"clinrl.training.worker: {error}", file=sys.stderr)
         return error.exit_code
-    determinism.settle(spec["seed"], shares=get_task(spec["task"]).shares_threads)
+    determinism.settle(spec["seed"], shares=shares_threads(spec))
     return _train(path.parent, spec, world)
 
 
@@ -148,7 +148,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             trainer.count_from(checkpoint)
     trainer.scale, trainer.most_tokens = spec["scale"], bound
     trl.restore_precision(model, start)
-    watch.moved, watch.shares = lambda: trl.differs(model, start), task.shares_threads
+    watch.moved, watch.shares = lambda: trl.differs(model, start), shares_threads(spec)
     if spec["trainer"].get("held_out") and world.is_main:
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
     trainer.remove_callback(PrinterCallback)

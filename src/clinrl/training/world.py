@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from clinrl.config.machine import Machine
 from clinrl.errors import Refused
+from clinrl.tasks.base import get_task
 
 T = TypeVar("T")
 STATUS = "status.json"
@@ -90,6 +91,15 @@ class World:
 
 
 ALONE = World()
+
+
+def shares_threads(spec: Mapping[str, Any]) -> bool:
+    """Whether a training has the same bytes with fewer threads; not for episodes (`Task.shares_threads`).
+
+    Nor with labels alone. There a row is cut to its answer. If a part of a batch is one row, MKL multiplies its 4 to 15
+    tokens by a LoRA factor of rank 16, and has other kernels for that with one thread.
+    """
+    return get_task(spec["task"]).shares_threads and not spec.get("labels_only")
 
 
 def is_on_cpu(scale: str) -> bool:
