@@ -34,6 +34,19 @@ for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
 print(digest.hexdigest(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
 """
+NARROW = """
+from clinrl.runtime import determinism
+determinism.settle(3)
+import torch
+for rows in range(1, 64):
+    for deep, wide in ((128, 16), (384, 16), (16, 128), (128, 128), (128, 384), (384, 128)):
+        left, right = torch.randn(rows, deep), torch.randn(wide, deep).t()
+        torch.set_num_threads(2)
+        both = left @ right
+        torch.set_num_threads(1)
+        if not torch.equal(both, left @ right):
+            print(rows, wide)
+"""
 LATE = """
 import torch
 from clinrl.runtime import determinism
@@ -50,6 +63,12 @@ def output(code: str, **environment: str) -> str:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=inherited | environment, check=True, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def test_products_with_few_rows_and_a_lora_factor_alone_depend_on_threads() -> None:
+    """What `world.shares_threads` rests on: only trainings on labels alone have products of so few rows."""
+    differing = {tuple(map(int, line.split())) for line in output(NARROW).splitlines()}
+    assert differing <= {(rows, 16) for rows in range(4, 16)}
 
 
 def trained_here() -> str:

@@ -29,7 +29,7 @@ from clinrl.models.decoding import numbered
 from clinrl.runtime.worker_process import WORKER
 from clinrl.training import launch, worker, world
 from clinrl.training.loss import continued_rows
-from clinrl.training.world import ALONE, World
+from clinrl.training.world import ALONE, World, shares_threads
 from processes import eventually
 
 TRAIN = """
@@ -469,3 +469,16 @@ def test_two_processes_compute_little_more_than_one(
     one, two = (operations(project, version, number, monkeypatch) for number in (1, 2))
     print(f"{version}, {path}: {two / one - 1:+.2%}")
     assert two <= 1.05 * one
+
+
+@pytest.mark.parametrize(
+    ("spec", "shares"),
+    [
+        ({"task": "esi"}, True),
+        ({"task": "esi", "labels_only": False}, True),
+        ({"task": "esi", "labels_only": True}, False),
+        ({"task": "audit"}, False),
+    ],
+)
+def test_a_training_whose_bytes_depend_on_threads_keeps_them(spec: dict[str, Any], shares: bool) -> None:
+    assert shares_threads(spec) is shares
