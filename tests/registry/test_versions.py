@@ -19,7 +19,17 @@ import exhibits
 import locks
 import trackers
 from clinrl import paths
-from clinrl.artifacts import canonical_json, exclusive, identity, read_manifest, seal, sha256_file, verified, write_json
+from clinrl.artifacts import (
+    PICKLES,
+    canonical_json,
+    exclusive,
+    identity,
+    read_manifest,
+    seal,
+    sha256_file,
+    verified,
+    write_json,
+)
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation import answers
@@ -330,7 +340,7 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
         assert record.default_mode == "direct"
         assert (folder / "code/clinrl/registry/pyfunc.py").read_bytes() == Path(pyfunc.__file__).read_bytes()
-        assert not any(path.suffix in log_run.PICKLES for path in folder.rglob("*"))
+        assert not any(path.suffix in PICKLES for path in folder.rglob("*"))
 
 
 def test_a_version_is_found_by_alias_name_and_number(shown):
