@@ -726,7 +726,7 @@ def audits(**changes: Any) -> dict[str, Any]:
     return mapping
 
 
-def test_a_recipe_of_episodes_has_no_held_out_looks_no_labels_alone_and_no_rejection_sampling(tmp_path):
+def test_a_recipe_of_episodes_has_no_held_out_looks_and_no_labels_alone(tmp_path):
     phases = [
         {"share": 0.5, "slice": "level", "values": ["easy"]},
         {"share": 0.5, "slice": "level", "values": ["easy", "hard"]},
@@ -740,10 +740,6 @@ def test_a_recipe_of_episodes_has_no_held_out_looks_no_labels_alone_and_no_rejec
     mapping = audits()
     mapping["profiles"]["sft"]["labels_only"] = True
     assert "profiles.sft.labels_only is true, but a case of audit is an episode" in refusal(mapping, tmp_path)
-    mapping = audits()
-    mapping["profiles"]["grpo"] |= {key: rejection()[key] for key in ("method", "trainer")}
-    sentence = refusal(mapping, tmp_path)
-    assert "profiles.grpo.trainer.embedded: rejection sampling is for cases of one turn, not of audit" in sentence
 
 
 def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -242,8 +242,7 @@ class SftProfile(Profile):
 
 
 class RejectionProfile(Profile):
-    """A recipe that imitates completions of the parent that the reward keeps; it needs labels and no gold reasons. For
-    tasks whose cases are one turn."""
+    """A recipe that imitates completions of the parent that the reward keeps; it needs labels and no gold reasons."""
 
     method: Literal["rejection"]
     """sft, rejection or grpo."""

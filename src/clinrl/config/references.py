@@ -182,9 +182,7 @@ def _check_sft(at: str, profile: SftProfile, task: Task) -> None:
 
 
 def _check_rejection(at: str, trainer: RejectionTrainer, task: Task, highest: float) -> None:
-    """Refuse episodes, to relabel answers without an order, and a threshold that no completion reaches."""
-    if task.episodes is not None:
-        raise ParamsError(f"{at}: rejection sampling is for cases of one turn, not of {task.name}; use grpo or sft")
+    """Refuse to relabel answers without an order, and a threshold that no completion reaches."""
     if trainer.relabel and (task.ordered is None or trainer.threshold is not None):
         raise ParamsError(
             f"{at}.relabel is true, which keeps every completion of a task with ordered answers; allowed: leave it "
