@@ -20,7 +20,7 @@ help: ## list the targets
 
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
 	@$(RUN) CLINRL_STARTER=$$PPID python -m clinrl.runtime.forkserver bash -c '\
-	  python -m clinrl check && exec $(DVC) --side-by-side repro --no-run-cache evaluate@esi-v49'
+	  python -m clinrl check && exec $(DVC) --side-by-side --wait-for-lock repro --no-run-cache evaluate@esi-v49'
 	@$(BIN)/python -m clinrl.pipeline.series esi
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them

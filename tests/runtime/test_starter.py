@@ -156,7 +156,7 @@ def test_the_demo_names_make_as_its_starter() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     recipe = makefile.split("\ndemo:")[1].split("\n\n")[0]
     assert f"{starter.STARTER}=$$PPID python -m clinrl.runtime.forkserver" in recipe
-    assert "exec $(DVC) --side-by-side repro" in recipe
+    assert "exec $(DVC) --side-by-side --wait-for-lock repro" in recipe
 
 
 @pytest.mark.long

@@ -103,3 +103,5 @@ def test_null_is_as_absent_and_parts_of_text_are_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     ask = read(json.dumps(GOOD | {"seed": None, "messages": [{"role": "user", "content": parts}]}).encode())
     assert (ask.seed, ask.messages[0].message.content) == (None, "a\nb")
+    ask = read(json.dumps(GOOD | {"stop": None, "max_tokens": 5, "max_completion_tokens": 9}).encode())
+    assert ask.most == 5

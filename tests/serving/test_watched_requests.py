@@ -102,6 +102,25 @@ def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(
 
 
 @pytest.mark.long
+def test_an_answer_that_the_client_decoded_otherwise_is_not_compared_with_the_exam(
+    project: Any, counted: list[str]
+) -> None:
+    ways: list[dict[str, Any]] = [{"max_tokens": 1}, {"temperature": 1.5}, {"top_p": 0.5}, {"temperature": 0.0}]
+    with running(project, shadow=1.0) as one:
+        for way, messages in zip(ways, prompts(len(ways)), strict=True):
+            one.client.chat.completions.create(
+                model=CHAMPION,
+                messages=messages,
+                extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+                **way,
+            )
+        eventually(lambda: counted.count(shadow()) == 1, 60)
+    found = total("v1")
+    assert sum(n for (feature, _), n in found.items() if feature == counts.TEXT) == len(ways)
+    assert sum(n for (feature, _), n in found.items() if feature == "answer, direct") == 1
+
+
+@pytest.mark.long
 def test_where_nothing_was_counted_the_report_is_no_good_news(project: Any, capsys: Any) -> None:
     assert cli.main(["watch", "report", "esi"]) == 1
     said = "nothing of esi is watched here: no request was counted on this machine; look where `clinrl serve esi` runs"
@@ -180,7 +199,7 @@ def test_what_could_not_be_written_down_is_written_later(
     key = counts.key(digest, counts.exam_digest(project, "v1"))
     file.mkdir(parents=True)  # which SQLite cannot open
     with running(project, shadow=0.0) as one:
-        asked = [ask(one, messages, most=1) for messages in prompts(3)]
+        asked = [ask(one, messages) for messages in prompts(3)]
         eventually(lambda: one.service._watch._counts.get(key, {}).get((counts.TEXT, "familiar")) == 3)
         eventually(lambda: "a count failed: OperationalError" in capfd.readouterr().err)
         file.rmdir()
@@ -228,7 +247,7 @@ def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any
     Path("data/cases/x1/cases.jsonl").unlink()
     Path("data/cases/x1/manifest.json").unlink()
     with running(project, shadow=0.0) as one:
-        asked = ask(one, [{"role": "user", "content": "Chest pain."}], most=1)
+        asked = ask(one, [{"role": "user", "content": "Chest pain."}])
     assert capfd.readouterr().err.count("v1 is not watched for drift: ") == 1
     assert total("v1") == counts.Counts()
     assert store.match("esi", {asked: "1"}) == 1  # a label counts all the same

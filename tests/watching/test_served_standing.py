@@ -237,6 +237,12 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
         counts.reference(params, "v1", candidate.digest)
     reader, known = counts.reference(params, "v1", champion.digest, [counts.shadow("v1", champion.digest)])
     assert {bucket for feature, bucket in known if counts.SHADOW in feature} == {counts.SAME}
+    answered = Counts({key: n for key, n in known.items() if key[0] == "answer, direct"})
+    assert {bucket for _, bucket in answered} == {"1", "2", "3", "4", "5", "unreadable"}
+    assert 0 in answered.values()
+    lost = Counts({key: 100 * n for key, n in answered.items()})
+    lost["answer, direct", next(bucket for (_, bucket), n in answered.items() if not n)] = 100 * answered.total()
+    assert drift([lost], answered, Watch())[1] < 0.05  # a bucket that the exam left empty
     examined_ = counts._examined
     run, record = examined_(params, "v2")
     strangers = [(champion.digest, record), (candidate.digest, record.model_copy(update={"exam_digest": "f" * 64}))]

@@ -52,12 +52,14 @@ def table(params: Params, task: str) -> str:
 
 
 def lines(params: Params, task: str) -> str:
-    """The exam results of the lineage of the task's newest version as Markdown. It is one seed of the table's rows."""
+    """The exam results of the lineage of the task's newest version as Markdown, without drafts that took no exam. It is
+    one seed of the table's rows."""
     modes, shares = list(params.modes), [*get_task(task).compared]
-    newest = params.newest_of(task)
+    lineage = params.lineage(params.newest_of(task))
+    examined = [name for name in lineage if paths.report(name).is_dir()] or lineage
     columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
     rows: list[list[object]] = [
-        [name, load_report(name, modes[0]).exam, _results(name, modes, shares)] for name in params.lineage(newest)
+        [name, load_report(name, modes[0]).exam, _results(name, modes, shares)] for name in params.lineage(examined[-1])
     ]
     return render.table(["version", "exam", columns, "modes agree"], rows)
 

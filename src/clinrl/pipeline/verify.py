@@ -65,6 +65,8 @@ def stage(address: str, *, keep: bool = False, attest: bool = False, as_json: bo
     if the rebuild fails, if `attest` finds no key, and as `dvc_state.fence` does.
     """
     root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
+    if git(Path.cwd(), "rev-parse", "--show-prefix").strip():
+        raise Refused(f"a project in a folder of {root} cannot be verified; it must be the root of its git repository")
     commit = git(root, "rev-parse", "HEAD").strip()
     if dirty := git(root, "status", "--porcelain").splitlines():
         echo(f"{len(dirty)} uncommitted files are ignored; this verifies {commit[:12]}")

@@ -42,14 +42,15 @@ def install() -> None:
     Not at the full scale, whose stages share a GPU.
     """
     at_once = min(AT_ONCE, determinism.processors())
-    if at_once > 1 and load_yaml("params.yaml").get("scale") != "full":
+    if at_once > 1:
         reproduce._reproduce = partial(_reproduce, at_once, reproduce._reproduce)
 
 
 def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], graph: Any = None, **options: Any) -> Any:
     """In place of DVC's `_reproduce`, which is `in_turn`: same arguments, same result, which is the stages that ran."""
     usual = {"on_error": "fail", "force_downstream": False, "dry": False, "interactive": False}
-    if graph is None or {name: options.get(name) for name in usual} != usual:
+    is_usual = graph is not None and {name: options.get(name) for name in usual} == usual
+    if not is_usual or load_yaml(Path(stages[0].repo.root_dir) / "params.yaml").get("scale") == "full":
         return in_turn(stages, graph=graph, **options)
     given = {name: value for name, value in options.items() if name not in ("on_error", "force_downstream")}
     repo = stages[0].repo

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.responses import JSONResponse
 
 from clinrl.models.chat import CLOSE, OPEN
@@ -60,7 +60,7 @@ def _computable(temperature: float | None) -> float | None:
 
 
 class ChatRequest(RequestPart):
-    """The body of a request. Null means absent."""
+    """The body of a request. Null means absent, of any field."""
 
     model: str
     messages: list[Turn] = Field(min_length=1, max_length=MAX_TURNS)
@@ -74,6 +74,16 @@ class ChatRequest(RequestPart):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @property
+    def most(self) -> int | None:
+        """The most tokens that an answer may have by the request; None: it leaves that open."""
+        return min((n for n in (self.max_completion_tokens, self.max_tokens) if n is not None), default=None)
 
     @property
     def thinking(self) -> bool | None:

@@ -153,12 +153,16 @@ class Service:
             gone.cancel()
         request.scope["clinrl"] |= {"completion_tokens": written.tokens}
         turn = read_turn(written.text, is_opened)
-        self._note(answer.id, ask, version, turn)
+        self._note(answer.id, ask, version, turn, written.stop)
         return JSONResponse(answer.whole(turn, written.stop, written.tokens))
 
-    def _note(self, ident: str, ask: ChatRequest, version: Version, turn: Message) -> None:
+    def _note(self, ident: str, ask: ChatRequest, version: Version, turn: Message, stop: str) -> None:
         if self._watch is not None:
-            seen = Seen(ident, ask, version, version.mode(ask.thinking) or "", turn)
+            mode = version.mode(ask.thinking) or ""
+            own = version.served.modes[mode]
+            is_cut = stop != "answered" and (ask.most or own.max_new_tokens) < own.max_new_tokens
+            is_own = ask.temperature in (None, own.temperature) and ask.top_p in (None, own.top_p) and not is_cut
+            seen = Seen(ident, ask, version, mode, turn, is_own)
             self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)
 
     def _job(self, ask: ChatRequest, version: Version) -> tuple[Job, bool]:
@@ -180,7 +184,9 @@ class Service:
             says = f"the chat template of {name} does not take turns of these roles in this order"
             raise Refusal(400, says, param="messages") from error
         (ids,) = encode(sampler.tokenizer, [text])
-        wanted = ask.max_completion_tokens or ask.max_tokens
+        if (wanted := ask.most) and wanted > self._bounds.tokens:
+            says = f"an answer may have at most {self._bounds.tokens} tokens (--tokens of the server), not {wanted}"
+            raise Refusal(400, says, param="max_tokens")
         left = self._bounds.tokens if sampler.room is None else min(self._bounds.tokens, sampler.room - len(ids))
         budget = wanted or min(decoding.max_new_tokens, left)
         if budget > left or left < 1:
@@ -210,7 +216,7 @@ class Service:
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}
             turn = read_turn(written.text, is_opened)
             last = [*answer.end(turn, written.stop, written.tokens, with_usage=usage)]
-            self._note(answer.id, ask, version, turn)
+            self._note(answer.id, ask, version, turn, written.stop)
             for one in last:
                 yield one
         except Refusal as refusal:

@@ -27,8 +27,8 @@ from clinrl.watching.counts import Counts, Reader
 from clinrl.watching.standing import settings_of
 
 LEAST = 20
-"""The least number of requests that are stored together, so that the moment points at none; a bucket may hold one.
-Fewer are lost at the end."""
+"""The least number of requests whose counts are stored together, so that the moment points at none; a bucket may hold
+one. Fewer are lost at the end. Answers that wait for a label are stored at once."""
 FLUSH_S = 5.0
 WAITING = 512
 """The most answers that wait to be counted; an eighth as many wait for the candidate's answer."""
@@ -50,6 +50,8 @@ class Seen:
     version: Version
     mode: str
     turn: Message
+    is_as_examined: bool
+    """Whether it was decoded as in the exam, and not cut off by the client."""
 
     @property
     def answer(self) -> str:
@@ -82,7 +84,8 @@ class Watch:
         """Queue an answer for counting. `is_idle` says whether no client waits, `job` makes the prompt of a request."""
         self._enqueue(partial(self._count, seen))
         champion, candidate = (self._live.names.get(f"{self._model}@{alias}") for alias in ALIASES)
-        if champion is seen.version and candidate and int(seen.ident[-8:], 16) < self._shadow * 2**32:
+        is_shown = seen.is_as_examined and int(seen.ident[-8:], 16) < self._shadow * 2**32
+        if champion is seen.version and candidate and is_shown:
             self._following = self._following or asyncio.create_task(self._follow(is_idle, job))
             with suppress(asyncio.QueueFull):
                 self._shadows.put_nowait(seen)
@@ -159,11 +162,14 @@ class Watch:
 
     def _count(self, seen: Seen) -> None:
         served = seen.version.served
+        text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
+        if not seen.is_as_examined:  # the exam says nothing of its answer
+            self._add(served, (), text)
+            return
         answers = self._answers.setdefault(served.digest, {})
         answers[seen.ident] = seen.mode, seen.answer
         if len(answers) > MOST:
             del answers[next(iter(answers))]
-        text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
         where = counts.ANSWER + seen.mode, seen.answer
         self._add(served, [where], text)
 

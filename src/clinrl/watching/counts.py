@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from clinrl import paths
 from clinrl.analysis import baselines
-from clinrl.analysis.exam import column
+from clinrl.analysis.exam import column, columns
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity
 from clinrl.config.params import Params
@@ -106,6 +106,8 @@ def reference(params: Params, name: str, digest: str, candidates: Sequence[str] 
     given = {mode: [column(one) for one in record.given[mode].answers] for mode in run.modes if mode in record.given}
     for mode, answers in given.items():
         counts.update((ANSWER + mode, answer) for answer in answers)
+        counts.update({(ANSWER + mode, one): 0 for one in columns(run.task)})  # tested even where the exam has none
+    counts.update({(name, "absent"): 0 for name in reader.edges})
     for candidate in candidates:
         candidate_name, _, digest_start = candidate.removesuffix(SHADOW).partition("@")
         try:

@@ -22,7 +22,7 @@ PRAGMA secure_delete = ON;
 CREATE TABLE IF NOT EXISTS secret (one INTEGER PRIMARY KEY, salt BLOB);
 INSERT OR IGNORE INTO secret VALUES (1, randomblob(32));
 CREATE TABLE IF NOT EXISTS counts (version, day, feature, bucket, n, PRIMARY KEY (version, day, feature, bucket));
-CREATE TABLE IF NOT EXISTS answers (id PRIMARY KEY, version, mode, answer, day);
+CREATE TABLE IF NOT EXISTS answers (id PRIMARY KEY, version, mode, answer, day) WITHOUT ROWID;
 """
 _ADD = "INSERT INTO counts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
 
