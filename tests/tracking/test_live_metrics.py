@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -123,6 +124,7 @@ def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(
         wait_until(lambda: run_of(folder).data.metrics.get("reward") == 2.0)
         run = run_of(folder)
         assert run.info.status == "RUNNING"
+        assert run.data.tags["machine"].startswith(platform.node())
         assert run.data.params["method"] == "sft"
         assert "checkpoint_every" not in run.data.params
         tell("KILLED")

@@ -153,15 +153,15 @@ class Service:
             gone.cancel()
         request.scope["clinrl"] |= {"completion_tokens": written.tokens}
         turn = read_turn(written.text, is_opened)
-        self._note(answer.id, ask, version, turn, written.stop)
+        self._note(answer.id, ask, version, turn, job, written.stop)
         return JSONResponse(answer.whole(turn, written.stop, written.tokens))
 
-    def _note(self, ident: str, ask: ChatRequest, version: Version, turn: Message, stop: str) -> None:
+    def _note(self, ident: str, ask: ChatRequest, version: Version, turn: Message, job: Job, stop: str) -> None:
         if self._watch is not None:
             mode = version.mode(ask.thinking) or ""
             own = version.served.modes[mode]
-            is_cut = stop != "answered" and (ask.most or own.max_new_tokens) < own.max_new_tokens
-            is_own = ask.temperature in (None, own.temperature) and ask.top_p in (None, own.top_p) and not is_cut
+            is_cut = stop != "answered" and job.budget < own.max_new_tokens
+            is_own = (job.temperature, job.top_p) == (own.temperature, own.top_p) and not is_cut
             seen = Seen(ident, ask, version, mode, turn, is_own)
             self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)
 
@@ -216,7 +216,7 @@ class Service:
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}
             turn = read_turn(written.text, is_opened)
             last = [*answer.end(turn, written.stop, written.tokens, with_usage=usage)]
-            self._note(answer.id, ask, version, turn, written.stop)
+            self._note(answer.id, ask, version, turn, job, written.stop)
             for one in last:
                 yield one
         except Refusal as refusal:
