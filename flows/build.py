@@ -121,7 +121,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     logger, since = get_run_logger(), time.monotonic()
     found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
     lost = dict[UUID, float]()  # when each loss was first seen
-    given = {name: _answered(partial(_give, name, commit)) for name in names}
+    given = {name: _answered(partial(_give, name, commit, name != names[0])) for name in names}
     for next_one in names:
         while next_one in given:
             time.sleep(POLL_S)
@@ -141,7 +141,7 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
                         continue
                     tries[name] += 1
                     logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
-                    given[name] = _answered(partial(_give, name, commit))
+                    given[name] = _answered(partial(_give, name, commit, name != names[0]))
                     continue
                 del given[name]
                 found[name] = None if state.is_completed() else state.message or state.name or "it failed"
@@ -162,8 +162,9 @@ def _answered(ask: Callable[[], Any]) -> Any:
             time.sleep(POLL_S)
 
 
-def _give(name: str, commit: str) -> UUID:
-    """Ask the workers for a version, unless somebody has. Raises Refused if no server knows of any workers."""
+def _give(name: str, commit: str, exams_last: bool) -> UUID:
+    """Ask the workers for a version, unless somebody has; `exams_last` as in `flows.make.make`. Raises Refused if no
+    server knows of any workers."""
     tag, states = f"{name}@{commit}", ["SCHEDULED", "PENDING", "RUNNING"]
     same = FlowRunFilter.model_validate({"tags": {"all_": [tag]}, "state": {"type": {"any_": states}}})
     try:
@@ -171,7 +172,8 @@ def _give(name: str, commit: str) -> UUID:
             if begun := client.read_flow_runs(flow_run_filter=same, limit=1):
                 get_run_logger().info("%s was asked for before; waiting for that run", name)
                 return begun[0].id
-        run = run_deployment(WORKERS, parameters={"name": name, "commit": commit}, timeout=0, tags=[tag])
+        asked = {"name": name, "commit": commit, "exams_last": exams_last}
+        run = run_deployment(WORKERS, parameters=asked, timeout=0, tags=[tag])
         return cast("FlowRun", run).id  # of another type for asynchronous callers
     except ObjectNotFound:
         raise Refused(
