@@ -133,8 +133,8 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
 def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collection[str]]]) -> list[str]:
     """Take in the results of workers for a version at a commit: its own branch, and shared stages of other branches.
 
-    `stages`: the stages of each version, as for `take_in`. Stages that versions share come before all others, so every
-    branch that was handed over has them. Returns why other branches were not taken; their stages are made anew.
+    `stages`: the stages of each version, as for `take_in`. Returns why other branches were not taken; their stages are
+    made anew.
     """
     place = f"refs/heads/{branch(commit, '')}"
     begun = [line.split("\t")[1].removeprefix(place) for line in git("ls-remote", "origin", f"{place}*").splitlines()]
@@ -144,13 +144,11 @@ def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collect
         if not same:
             continue
         try:
-            take_in(branch(commit, other), same, f"{name}, begun for {other}", is_shared=other != name)
+            missing -= {*take_in(branch(commit, other), same, f"{name}, begun for {other}", is_shared=other != name)}
         except Refused as error:
             if other == name or isinstance(error, Away):
                 raise
             reasons.append(str(error))
-        else:
-            missing -= same.keys()
     return reasons
 
 
