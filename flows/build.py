@@ -162,9 +162,9 @@ def _answered(ask: Callable[[], Any]) -> Any:
             time.sleep(POLL_S)
 
 
-def _give(name: str, commit: str, exams_last: bool) -> UUID:
-    """Ask the workers for a version, unless somebody has; `exams_last` as in `flows.make.make`. Raises Refused if no
-    server knows of any workers."""
+def _give(name: str, commit: str, base_last: bool) -> UUID:
+    """Ask the workers for a version, unless somebody has; `base_last`: as in `make`. Raises Refused if no server knows
+    of any workers."""
     tag, states = f"{name}@{commit}", ["SCHEDULED", "PENDING", "RUNNING"]
     same = FlowRunFilter.model_validate({"tags": {"all_": [tag]}, "state": {"type": {"any_": states}}})
     try:
@@ -172,7 +172,7 @@ def _give(name: str, commit: str, exams_last: bool) -> UUID:
             if begun := client.read_flow_runs(flow_run_filter=same, limit=1):
                 get_run_logger().info("%s was asked for before; waiting for that run", name)
                 return begun[0].id
-        asked = {"name": name, "commit": commit, "exams_last": exams_last}
+        asked = {"name": name, "commit": commit, "base_last": base_last}
         run = run_deployment(WORKERS, parameters=asked, timeout=0, tags=[tag])
         return cast("FlowRun", run).id  # of another type for asynchronous callers
     except ObjectNotFound:

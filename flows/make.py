@@ -13,16 +13,16 @@ from prefect.states import Completed, Crashed
 from clinrl.config.params import load_params
 from clinrl.pipeline.plan import dvc_states
 from flows import branches, clone, records, runs, steps
-from flows.reproduce import outputs, training
+from flows.reproduce import outputs
 
 
 @flow(flow_run_name="make-{name}")
-def make(name: str, commit: str, exams_last: bool = False) -> State[None]:
+def make(name: str, commit: str, base_last: bool = False) -> State[None]:
     """Build a version at a commit, from data and parents in the remote, and hand it over. Nothing is registered.
 
     Stages that it shares with versions that others have begun, such as the base's exam, are taken from their branches.
-    Of versions that begin together, one makes them at once. For the others, `exams_last`, they can wait until the
-    version is trained: its worker looks for them again then.
+    Of versions that begin together, one evaluates the base first. With `base_last` this waits until the version is
+    trained, and is taken from that one if it is made by then.
 
     Each long stage is handed over when it is done, so that another worker can continue after it. If a server of
     Prefect, of git or of the remote is away, this counts as a lost worker: the version is tried again.
@@ -32,7 +32,7 @@ def make(name: str, commit: str, exams_last: bool = False) -> State[None]:
         checkout = Path.cwd()
         with clone.at(commit, "worker"):
             records.link(load_params(), checkout)
-            ran = _make(name, commit, exams_last=exams_last)
+            ran = _make(name, commit, base_last=base_last)
     except (httpx.TransportError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError, clone.Away) as error:
         if not isinstance(error, clone.Away) and not runs.is_away(error):
             raise
@@ -40,11 +40,11 @@ def make(name: str, commit: str, exams_last: bool = False) -> State[None]:
     return Completed(message=f"{name} is made; {ran} stages ran")
 
 
-def _make(name: str, commit: str, *, exams_last: bool) -> int:
+def _make(name: str, commit: str, *, base_last: bool) -> int:
     params, to = load_params(), branches.branch(commit, name)
     before = branches.tip(to)
     stages = outputs(params)
-    trained = training(params, name)
+    own, base = [*stages[name]], f"baseline@{params.versions[name].task}"
 
     def take_in(addresses: Collection[str]) -> None:
         for reason in branches.go_on_with(name, commit, stages):
@@ -59,8 +59,8 @@ def _make(name: str, commit: str, *, exams_last: bool) -> int:
 
     take_in([address for version in params.lineage(name) for address in stages[version]])
     ran = list[str]()
-    shared = [address for address in stages[name] if not address.endswith(f"@{name}") and address not in trained]
-    if exams_last and set(dvc_states(shared).values()) != {"up to date"}:
-        ran = steps.bring_up_to_date(trained, hand_over)
-        take_in(shared)
-    return len({*ran, *steps.bring_up_to_date([*stages[name]], hand_over)})
+    if base_last and dvc_states([base])[base] != "up to date":
+        trained = own[: own.index(f"train@{name}") + 1]
+        ran = steps.bring_up_to_date([address for address in trained if address != base], hand_over)
+        take_in([base])
+    return len({*ran, *steps.bring_up_to_date(own, hand_over)})

@@ -47,11 +47,6 @@ def order(params: Params, name: str) -> list[str]:
     return [f"base@{block.task}", *data, f"baseline@{block.task}", *own[2:], *resit]
 
 
-def training(params: Params, name: str) -> list[str]:
-    """The stages that end with a version's adapter, in the order in which they run. They need no exam."""
-    return [f"base@{params.versions[name].task}", *[*addresses_of(params, name).values()][:4]]
-
-
 def mining(params: Params, *names: str) -> list[str]:
     """The stages of the error analyses of those models whose errors are mined, each after its data."""
     mined = {name: params.mining[name].data for name in names if name in params.mining}
