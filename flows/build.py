@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from uuid import UUID
 
 import httpx
 from prefect import State, flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_run_logger
@@ -23,9 +24,6 @@ from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
 from flows import branches, clone, lost_workers, pages, runs, steps
 from flows.reproduce import outputs
-
-if TYPE_CHECKING:
-    from prefect.client.schemas.objects import FlowRun
 
 WORKERS = "make/elsewhere"
 """The deployment of prefect.yaml that workers poll for."""
@@ -174,7 +172,7 @@ def _give(name: str, commit: str, base_last: bool) -> UUID:
                 return begun[0].id
         asked = {"name": name, "commit": commit, "base_last": base_last}
         run = run_deployment(WORKERS, parameters=asked, timeout=0, tags=[tag])
-        return cast("FlowRun", run).id  # of another type for asynchronous callers
+        return cast(FlowRun, run).id  # of another type for asynchronous callers
     except ObjectNotFound:
         raise Refused(
             f"Prefect has no {WORKERS}; `CLINRL_REPOSITORY=URL prefect --no-prompt deploy --name elsewhere` makes it"

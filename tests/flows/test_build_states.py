@@ -85,7 +85,7 @@ def test_versions_come_in_their_order_each_as_soon_as_those_before_it(
         def told() -> list[tuple[str, str | None, int]]:
             return [(name, reason, len(ended)) for name, reason in build.outcomes([*given], "a" * 40)]
 
-        monkeypatch.setattr(build, "_give", lambda name, _commit: given[name])
+        monkeypatch.setattr(build, "_give", lambda name, *_: given[name])
         monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
         assert told() == [("v1", None, 2), ("v2", "too little memory", 3), ("v3", None, 3)]
 
@@ -110,7 +110,7 @@ def given_until_built(
         def pause(seconds: float) -> None:
             clock[0] += seconds
 
-        def give(_name: str, _commit: str) -> UUID:
+        def give(*_: object) -> UUID:
             given.append(clock[0])
             assert len(given) <= build.TRIES
             return client.create_flow_run(version, state=state_at(clock[0])).id
@@ -212,7 +212,7 @@ def test_where_no_worker_takes_a_version_the_build_says_so(prefect: None, monkey
 
         logger = SimpleNamespace(info=lambda *_: None, warning=lambda text, *values: said.append(text % values))
         monkeypatch.setattr(build, "get_run_logger", lambda: logger)
-        monkeypatch.setattr(build, "_give", lambda name, _commit: given[name])
+        monkeypatch.setattr(build, "_give", lambda name, *_: given[name])
         monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
         assert outcomes() == [("v1", None), ("v2", None)]
     assert said == ["v1 (and 1 more) waits; no worker takes it"]
@@ -248,7 +248,7 @@ def test_a_version_that_another_build_has_asked_for_is_not_asked_for_again(prefe
 
     @flow
     def asked(name: str, commit: str) -> UUID:
-        return build._give(name, commit)
+        return build._give(name, commit, base_last=False)
 
     with get_client(sync_client=True) as client:
         client.create_deployment(client.create_flow(make), name="elsewhere")
