@@ -16,7 +16,7 @@ from clinrl import paths
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.signing.keys import make_key, signer
-from flows import branches, build, clone
+from flows import branches, build, clone, make
 from processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -224,6 +224,39 @@ def test_a_stage_that_two_branches_have_is_taken_from_the_version_s_own(checkout
     with clone.at(commit, "worker"):
         assert branches.go_on_with("v2", commit, {name: SHARED | may_write(name) for name in ("v1", "v2", "v3")}) == []
         assert "bb" in branches._entries("HEAD")["train@x1"]
+
+
+def test_what_another_made_since_a_version_was_handed_over_is_taken_too(checkout: Path) -> None:
+    commit, stages = clone.head(), {name: SHARED | may_write(name) for name in ("v1", "v2")}
+    made(commit, "v2", lambda: trained("v2"))
+    for is_made in (False, True):
+        with clone.at(commit, "worker"):
+            assert branches.go_on_with("v2", commit, stages) == []
+            assert "train@v2" in branches._entries("HEAD")
+            assert ("train@x1" in branches._entries("HEAD")) is is_made
+        made(commit, "v1", lambda: trained("x1", "aa"))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
+    is_there: bool, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(make, "dvc_states", lambda _: {"baseline@esi": "up to date" if is_there else "not built"})
+    monkeypatch.setattr(make.branches, "tip", lambda _: "")
+    monkeypatch.setattr(make.branches, "go_on_with", lambda *_: done.append("what others made") or [])
+    monkeypatch.setattr(make.clone, "pull", lambda _: None)
+
+    def bring(addresses: list[str], _: object) -> list[str]:
+        done.extend(addresses)
+        return addresses
+
+    monkeypatch.setattr(make.steps, "bring_up_to_date", bring)
+    ran = make._make("v1", "a" * 40, base_last=True)
+    own = done[-ran:]
+    assert own.index("validate@x1") < own.index("baseline@esi") < own.index("train@v1") < own.index("evaluate@v1")
+    before = [address for address in own[: own.index("train@v1") + 1] if address != "baseline@esi"]
+    assert done[:-ran] == ["what others made", *([] if is_there else [*before, "what others made"])]
 
 
 def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
