@@ -16,7 +16,7 @@ from pydantic import Field
 
 from clinrl import paths
 from clinrl.analysis.baselines import text
-from clinrl.analysis.exam import NOTE, column, note_of
+from clinrl.analysis.exam import NOTE, UNREADABLE, column, note_of
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, identity, read_manifest, read_record, verified, write_json, write_text
 from clinrl.config.params import Params
@@ -27,9 +27,9 @@ from clinrl.models.judges import Judges
 from clinrl.reports import figures
 from clinrl.reports.episode import steps
 from clinrl.reports.render import load, render
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.importing import is_imported
-from clinrl.types import Case, Estimate, Graded, Strict, last_turn
+from clinrl.types import Case, Estimate, Graded, Strict, Unreadable, last_turn
 
 POOL: Final = "mine"
 MAX_WORST = 8
@@ -60,7 +60,7 @@ class Group(Strict):
     total: float
     """Clinical cost of the group's answers per 100 answers of the pool: what its repair is worth."""
     answers: dict[str, int]
-    """The number of wrong answers by label."""
+    """The number of wrong answers by label; of an episode, each wrong decision counts."""
 
     @property
     def commonest(self) -> list[tuple[str, int]]:
@@ -76,6 +76,7 @@ class WrongAnswer(Strict):
     case_id: str
     mode: str
     gold: str
+    """The right label; of an episode, those of its wrong decisions."""
     answered: str
     rule: str
     cost: float
@@ -202,7 +203,7 @@ def kinds(task: Task) -> dict[str, Callable[["_Line"], Sequence[str]]]:
     return {
         **slices,
         "trigger": lambda line: [name for name, shows in task.improvement.triggers.items() if shows(line.case)],
-        "error": lambda line: [f"{line.gold} answered {line.answered}"] if line.wrong else [],
+        "error": lambda line: [*{f"{right} answered {given}": None for _, right, given in line.missed}],
     }
 
 
@@ -213,8 +214,13 @@ class _Line:
         gold = task.label(case)
         self.case, self.line, self.mode, self.cluster = case, line, line.mode, cluster
         self.is_episode = task.episodes is not None
-        self.gold, self.answered = str(gold), column(line.answer)
         self.wrong = line.answer != gold
+        self.missed = [
+            (about, str(right), column(given))
+            for about, (right, given) in parts_of(task, gold, line.answer).items()
+            if given != right
+        ]
+        """The wrong decisions of an episode, or the wrong answer: its name, the right label and the given one."""
         self.cost = task.improvement.cost(gold, line.answer)
         self.rule = task.reporting.slices.get("rule", lambda case: NO_RULE)(case)
         self.text = str(getattr(self.case.facts, task.checks.text, "")) or text(task, self.case)
@@ -222,11 +228,15 @@ class _Line:
     def in_full(self) -> WrongAnswer:
         last, turns = last_turn(self.line.transcript), self.line.transcript.messages
         thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
+        gold, answered = (
+            "; ".join(f"{one[0]} {one[label]}" if self.is_episode else one[label] for one in self.missed)
+            for label in (1, 2)
+        )
         return WrongAnswer(
             case_id=self.case.id,
             mode=self.mode,
-            gold=self.gold,
-            answered=self.answered,
+            gold=gold,
+            answered=UNREADABLE if isinstance(self.line.answer, Unreadable) else answered,
             rule=self.rule,
             cost=round(self.cost, DIGITS),
             narrative=self.text,
@@ -258,7 +268,7 @@ def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
         },
         cost=_cost(lines),
         total=round(100 * math.fsum(line.cost for line in lines) / answers, DIGITS),
-        answers=dict(Counter(line.answered for line in lines if line.wrong)),
+        answers=dict(Counter(given for line in lines for _, _, given in line.missed)),
     )
 
 
