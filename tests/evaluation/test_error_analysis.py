@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from contextlib import chdir
 from dataclasses import replace
 from itertools import cycle
@@ -207,6 +208,29 @@ def test_the_costliest_episode_is_shown_step_by_step():
     run = Run(model=model, cases=[case], exam_digest="", modes={"direct": {}}, graded={"direct": graded})
     (worst,) = error_analysis.report_of(run).worst
     assert worst.text.splitlines()[:3] == ["turn 1", 'calls submit_audit_report(report="fine")', "answered submitted"]
+
+
+def test_of_episodes_the_wrong_decisions_are_counted():
+    """An episode of twelve decisions has a label of its own, so counts of whole labels say nothing."""
+    task, params = get_task("audit"), Params.model_validate(contest.mapping())
+    cases = list(task.cases(40, 5, pool="mine", mix="reporting"))
+    decisions = [episodes.read_decisions(task.label(case)) for case in cases]
+    approved = [
+        Turn("", (*(("approve", {"proposal_id": name}) for name in some), ("submit_audit_report", {"report": "fine"})))
+        for some in decisions
+    ]
+    answers = [episodes.write(case, [turn], thinking=False) for case, turn in zip(cases, approved, strict=True)]
+    graded = evaluate.grade(task, "direct", cases, answers, task.Reward())
+    model = replace(params.model("imaging-base"), task=task)
+    run = Run(model=model, cases=cases, exam_digest="", modes={"direct": {}}, graded={"direct": graded})
+    report = error_analysis.report_of(run)
+    missed = Counter(right for some in decisions for right in some.values() if right != "approve")
+    assert sum(group.answers["approve"] for group in error_analysis.of_kind(report, "level")) == missed.total()
+    errors = {group.value: group.answers["approve"] for group in error_analysis.of_kind(report, "error")}
+    assert {f"{right} answered approve" for right in missed} >= errors.keys() != set()
+    worst = report.worst[0]
+    assert "approve" not in worst.gold
+    assert worst.answered.count("approve") == worst.gold.count(";") + 1
 
 
 @given(st.integers(1, 5), st.integers(1, 5))
