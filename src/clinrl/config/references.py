@@ -74,7 +74,7 @@ def _check_data(params: "Params") -> None:
         check_known(f"{at}.task", task, task_names(), "a task")
         checks = get_task(task).checks
         check_known(f"{at}.mix", dataset.mix, checks.mixes, f"a mix of {task}")
-        check_all(f"{at}.emphasis", dataset.emphasis, checks.rules, f"a rule of {task}")
+        check_all(f"{at}.emphasis", dataset.emphasis, checks.deciding, f"a rule of {task}")
         if dataset.edition:
             check_known(f"{at}.edition", dataset.edition, checks.editions, f"an edition of {task}")
     for name, source in params.imports.items():

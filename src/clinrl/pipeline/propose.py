@@ -253,7 +253,7 @@ def find_missed(report: MineReport) -> list[Target]:
     return [
         Target(rule=group.value, n=group.n, cost=group.cost, worth=group.total)
         for group in of_kind(report, "rule")
-        if group.n >= MIN_CASES and group.cost.low > 0 and group.value in get_task(report.task).checks.rules
+        if group.n >= MIN_CASES and group.cost.low > 0 and group.value in get_task(report.task).checks.deciding
     ][:MAX_TARGETS]
 
 

@@ -129,6 +129,8 @@ class Checks:
 
     rules: tuple[str, ...] = ()
     """Ids of the rules that decide labels; the names that `omit` may use."""
+    emphasised: tuple[str, ...] = ()
+    """What `emphasis` may name, values of the slice `rule`; empty: the same as `rules`."""
     mixes: tuple[str, ...] = ("natural",)
     """Names of the class mixes that `Task.cases` can draw; a served model's example is drawn from the first."""
     editions: tuple[str, ...] = ()
@@ -140,6 +142,11 @@ class Checks:
     share: str = "share"
     """The prefix of the columns with the labels' shares: `<share>_<label>`."""
     expectations: Sequence[Expect] = ()
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The rules whose cases can be made more frequent."""
+        return self.emphasised or self.rules
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from clinrl.tasks.audit.observations import review_line, timeline_line
 from clinrl.tasks.audit.phrases import find_argument
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.prompt import prompt
-from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, violations
+from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, violations
 from clinrl.tasks.base import FORM, Task
 from clinrl.tasks.parts import Benchmark, Checks, Episodes, Expect, Improvement, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy
@@ -80,6 +80,7 @@ class Audit(Task):
     improvement = Improvement(cost=_cost)
     checks = Checks(
         rules=policies.RULES,
+        emphasised=ERROR_TYPES,
         mixes=tuple(MIXES),
         readers=("sign_reader",),
         text="narrative",
