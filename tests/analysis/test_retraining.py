@@ -61,6 +61,9 @@ def test_the_committed_report_is_about_the_plan_and_keeps_its_promise():
     assert committed()[UNTIL].better.low >= 0.70
     assert committed(1)[ONCE].better.low >= 0.90
     assert committed(rule="without a budget")[USELESS].useless.value > 0.3
+    audit = committed(task="audit")
+    assert audit[ONCE].better.low >= 0.70
+    assert audit[USELESS].useless.high <= 0.05
 
 
 def test_the_documentation_has_the_numbers_of_the_report():
@@ -76,10 +79,13 @@ def test_the_documentation_has_the_numbers_of_the_report():
         assert percent(committed(LOPSIDED, rule)[USELESS].useless) in said
     for task in REPORTS.keys() - {"esi"}:
         world, rows = World.model_validate(REPORTS[task]["studies"][0]["world"]), committed(task=task)
-        (mine,) = (spec for spec in PARAMS.datasets.values() if (spec.task, spec.use) == (task, "mine"))
+        drawn = [name for name, spec in PARAMS.datasets.items() if (spec.task, spec.use) == (task, "mine")]
+        mine = [spec.data for spec in PARAMS.mining.values() if spec.task == task] or drawn
         exam = PARAMS.datasets[PARAMS.plans[task].changes.exam]
-        assert (world.cases, world.mine) == (exam.cases, mine.cases)
-        assert f"| {task} | {world.cases}, {world.mine} | {100 * world.wrong:.1f}% (" in page
+        assert (world.cases, world.mine) == (exam.cases, PARAMS.datasets[mine[-1]].cases)
+        assert REPORTS[task]["protocol"] == PARAMS.plans[task].protocol.model_dump(mode="json")
+        assert REPORTS[task]["budget"] == PARAMS.plans[task].budget.model_dump(mode="json")
+        assert f"| {task} | {world.cases:,}, {world.mine:,} | {100 * world.wrong:.1f}% (" in page
         assert f") | {percent(rows[ONCE].better)} | {percent(rows[USELESS].useless)} |\n" in page
 
 
