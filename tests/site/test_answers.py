@@ -48,12 +48,49 @@ const settled = () => new Promise((resolve) => setTimeout(resolve, 20));
   console.log(made.list.text);
 })();
 """
+MISSING = """
+clinrl.get = (name) => name === "v1" ? Promise.reject(new Error("answers/data/v1.js is missing")) : ready[name];
+begin.DOMContentLoaded().then(() => console.log(made.count.textContent));
+"""
+VARIANT = """
+const blind = { ...data("blind", "w"), exam: "x1.blind" };
+ready["exam.x1"] = { ...exam, requests: { 0: "with evidence" } };
+ready["exam.x1.blind"] = { ...exam, requests: { 0: "without evidence" } };
+ready["blind"] = blind;
+clinrl.get = (name) => ready[name];
+document.getElementById("filter").dataset.others = "blind";
+(async () => {
+  await begin.DOMContentLoaded();
+  const beside = made.filter.children.at(-1).children.at(-1);
+  beside.value = "blind";
+  beside.heard.change();
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  const box = made.list.children.at(-1);
+  Object.assign(box, { open: true, childElementCount: 1 });
+  box.heard.toggle();
+  console.log(box.text);
+})();
+"""
+pytestmark = pytest.mark.skipif(NODE is None, reason="Node is not installed")
 
 
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
-def test_a_version_that_loads_slowly_does_not_replace_one_that_was_chosen_later(tmp_path: Path) -> None:
+def printed(page: str, tmp_path: Path) -> str:
+    """What the script of the page prints after a few lines in a browser's place."""
     script = (build.HERE / "static/answers.js").read_text(encoding="utf-8")
-    (tmp_path / "page.js").write_text(f"{BROWSER}{script}{RACE}", encoding="utf-8")
-    done = subprocess.run([str(NODE), str(tmp_path / "page.js")], capture_output=True, text=True, check=True)
-    assert "quick: wrong" in done.stdout
-    assert "slow" not in done.stdout
+    (tmp_path / "page.js").write_text(f"{BROWSER}{script}{page}", encoding="utf-8")
+    return subprocess.run([str(NODE), str(tmp_path / "page.js")], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_version_that_loads_slowly_does_not_replace_one_that_was_chosen_later(tmp_path: Path) -> None:
+    said = printed(RACE, tmp_path)
+    assert "quick: wrong" in said
+    assert "slow" not in said
+
+
+def test_answers_that_are_not_there_are_said(tmp_path: Path) -> None:
+    assert printed(MISSING, tmp_path) == "The answers cannot be shown: answers/data/v1.js is missing.\n"
+
+
+def test_two_models_that_see_other_variants_of_a_case_have_a_request_each(tmp_path: Path) -> None:
+    said = printed(VARIANT, tmp_path)
+    assert said.index("Request with evidence") < said.index("Request to blind without evidence")

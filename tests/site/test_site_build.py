@@ -220,8 +220,21 @@ def test_a_folder_that_something_else_made_is_left_alone(params: Params, tmp_pat
 
 def test_a_folder_that_is_too_large_is_refused(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "LIMIT_MB", 0.01)
+    monkeypatch.setattr(build, "MODEL_MB", 0.0)
     with pytest.raises(ArtefactError, match="show fewer answers"):
         build.stage(params)
+
+
+def test_answers_leave_room_for_the_pages_of_every_model(
+    params: Params, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written first, and were counted alone: the default was refused where every version had answers."""
+    monkeypatch.chdir(project)
+    build.stage(params, out=tmp_path / "with")
+    assert [*(tmp_path / "with/answers/data").glob("v*.js")]
+    monkeypatch.setattr(build, "PAGES_MB", build.LIMIT_MB)
+    build.stage(params, out=tmp_path / "without")
+    assert not (tmp_path / "without/answers/data").exists()
 
 
 def test_the_command_prints_where_it_begins(project: Path, monkeypatch, capsys) -> None:

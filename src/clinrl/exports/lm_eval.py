@@ -41,6 +41,8 @@ def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool
         for case, prompt in zip(cases, prompts, strict=True)
     ]
     system = {message.content for prompt in prompts for message in prompt if message.role == "system"}
+    if len(system) > 1:
+        raise ParamsError(f"the harness gives all cases one system turn, and those of {name} have {len(system)}")
     budget = max(params.budget(mode, name) for mode in params.modes)
     with replaced(target, "clinrl export lm-eval") as folder:
         write_text(folder / "cases.jsonl", "".join(canonical_json(row) + "\n" for row in rows))

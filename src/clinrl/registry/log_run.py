@@ -106,7 +106,7 @@ def collect(params: Params, model: Model) -> Recorded:
         if report.adapter_digest != identity(manifest):
             raise ArtefactError(
                 f"{paths.report(model.name)} is about another model than {model.folder} now holds; run "
-                f"`dvc repro evaluate@{model.name}`"
+                f"`dvc repro {model.stage}`"
             )
     between = json.loads((paths.report(model.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
     agreement = Estimate(**between["mode_agreement"]) if between else None

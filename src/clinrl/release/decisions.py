@@ -90,7 +90,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     if (modes := artifacts.read_manifest(paths.graded(name)).spec["modes"].keys()) != run.modes.keys():
         raise GateError(
             f"{name} was evaluated in {' and '.join(modes)}, and params.yaml has {' and '.join(run.modes)}; run "
-            f"`dvc repro evaluate@{name}`"
+            f"`dvc repro {model.stage}`"
         )
 
     def answers(other: str, folder: Path) -> dict[str, Answers]:

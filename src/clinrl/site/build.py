@@ -36,8 +36,9 @@ from clinrl.tasks.base import get_task
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-LIMIT_MB, ROOM_MB = 20, 8
-"""Largest size of the whole folder, and the size from which no further model's answers are added."""
+LIMIT_MB, MODEL_MB, PAGES_MB = 20, 0.12, 0.08
+"""Largest size of the folder: of the whole, or for each model where that is more; and what a model takes without its
+answers."""
 FULL_LINES = 1000
 """The number of the audit log's lines that are shown in full: those of many years would exceed the limit."""
 HERE = Path(__file__).parent
@@ -69,6 +70,11 @@ class Site:
     def names(self) -> list[str]:
         """Every model that has a page: bases, versions, merges."""
         return [*self.params.roots, *self.params.versions, *self.params.merges.all]
+
+    @property
+    def limit_mb(self) -> float:
+        """The largest size of the folder."""
+        return max(LIMIT_MB, MODEL_MB * len(self.names))
 
     @cached_property
     def exams(self) -> dict[str, Exam]:
@@ -164,9 +170,10 @@ def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
         with progress("Pages", len(site.names) + len(site.compared) + 3) as advance:
             write(site, advance)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        if size > LIMIT_MB * 1_000_000:
+        if size > site.limit_mb * 1e6:
             raise ArtefactError(
-                f"the site would be {size / 1e6:.0f} MB, more than {LIMIT_MB}; show fewer answers with `--answers`"
+                f"the site would be {size / 1e6:.0f} MB, more than {site.limit_mb:.0f}; show fewer answers with "
+                "`--answers`"
             )
     print(target / "index.html")
     echo(f"{size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s; it opens in a browser")
@@ -274,13 +281,14 @@ def _read(site: Site, path: Path, url: str) -> markdown.Page:
 def _answers(site: Site) -> Iterator[tuple[str, Shown]]:
     """Write the answers of every model that has them here, first seeds first, and yield them with the model's name.
 
-    Stops adding models once the site has reached ROOM_MB.
+    Stops adding models once what is left is needed for the pages of models, and a tenth for what answers share.
     """
+    room = 0.9 * site.limit_mb - PAGES_MB * len(site.names)
     first = [node.names[0] for rows in site.rows.values() for node in rows]
     exams: dict[str, list[dict[str, Any]]] = {}
     opened: dict[str, Run] = {}
     for name in dict.fromkeys([*first, *site.names]):
-        shown = answers.gather(site.params, name, site.most, opened) if site.size < ROOM_MB * 1_000_000 else None
+        shown = answers.gather(site.params, name, site.most, opened) if site.size < room * 1e6 else None
         if shown is not None:
             if shown.data:
                 site.text(f"answers/data/{name}.js", _packed(name, shown.data))

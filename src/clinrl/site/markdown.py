@@ -73,7 +73,11 @@ def _plain(path: Path) -> str:
     if path.parts[0] == "docs":
         text = re.sub(r'^--8<-- "(\w[\w/-]*\.md)(?::(\d+))?"$', _included, text, flags=re.MULTILINE)
     text = re.sub(r'^!!! \w+ "([^"\n]+)"\n((?: {4}.*\n?)+)', _quoted, text, flags=re.MULTILINE)
-    return re.sub(r"\[\^([\w-]+)\](:?)", r"[\1]\2", re.sub(r"^\[\^([\w-]+)\]: ", r"\n[\1] ", text, flags=re.MULTILINE))
+    notes = "|".join(re.findall(r"^\[\^([\w-]+)\]: ", text, flags=re.MULTILINE))  # `[^a-z]` in code is none
+    if not notes:
+        return text
+    text = re.sub(rf"^\[\^({notes})\]: ", r"\n[\1] ", text, flags=re.MULTILINE)
+    return re.sub(rf"\[\^({notes})\](:?)", r"[\1]\2", text)
 
 
 def _included(found: re.Match[str]) -> str:
@@ -132,7 +136,7 @@ def _resolve(
 
 def _href(link: str, folder: str, url: str, targets: Mapping[str, str]) -> str | None:
     """The URL of a link's target, relative to a page of the site; None if the site does not have the target."""
-    if link.startswith("#") or re.match(r"https?://|mailto:", link):
+    if link.startswith("#") or re.match(r"https?://|mailto:", link, re.IGNORECASE):
         return link
     path, _, anchor = link.partition("#")
     target = targets.get(posixpath.normpath(posixpath.join(folder, unquote(path))))

@@ -99,7 +99,7 @@ def reference(params: Params, name: str, digest: str, candidates: Sequence[str] 
     run, record = _examined(params, name)
     if record.adapter_digest != digest:
         path = paths.exam_record(run.task.name, name)
-        raise ArtefactError(f"{path} is about another {name} than the registered one; run `dvc repro evaluate@{name}`")
+        raise ArtefactError(f"{path} is about another {name} than is registered; run `dvc repro {run.model.stage}`")
     texts = [baselines.text(run.task, case) for case in run.shown]
     reader = replace(learn(run.task, run.cases, texts), exam=record.exam_digest)
     counts = sum((reader.read(text) for text in texts), Counts())
@@ -144,7 +144,7 @@ def _examined(params: Params, name: str) -> tuple[Run, Record]:
     run = run_of(params, model, list(read_cases(folder, model.task)), exam)
     record = load_record(run, name)
     if record.exam_digest != exam:
-        raise ArtefactError(f"{name} took another exam than {folder} holds; run `dvc repro evaluate@{name}`")
+        raise ArtefactError(f"{name} took another exam than {folder} holds; run `dvc repro {model.stage}`")
     return run, record
 
 

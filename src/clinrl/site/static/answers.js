@@ -13,10 +13,11 @@ const clinrl = {
   },
   /** The data of a name, loaded as a script: a page that was opened from disk may load nothing else. */
   get(name) {
-    this.kept[name] ??= new Promise((resolve) => {
+    this.kept[name] ??= new Promise((resolve, reject) => {
       this.waiting[name] = resolve;
       const script = document.createElement("script");
       script.src = `data/${name}.js`;
+      script.onerror = () => reject(new Error(`answers/${script.getAttribute("src")} is missing`));
       document.head.append(script);
     });
     return this.kept[name];
@@ -33,7 +34,12 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
+function fail(error) {
+  byId("count").textContent = `The answers cannot be shown: ${error.message}.`;
+}
+
 async function start() {
+  if (!("DecompressionStream" in globalThis)) throw new Error("this browser is too old to unpack them");
   const form = byId("filter");
   const [mine, exam] = await Promise.all([clinrl.get(form.dataset.name), clinrl.get(`exam.${form.dataset.exam}`)]);
   const words = { r: "right", w: "wrong", s: mine.safety };
@@ -45,7 +51,7 @@ async function start() {
     const select = make("select", { id: `by-${key}`, name: key });
     for (const [value, text] of options) select.append(make("option", { value }, text));
     form.append(make("div", {}, make("label", { for: select.id }, label), select));
-    select.addEventListener("change", () => { shown = PAGE; store(); apply(); });
+    select.addEventListener("change", () => { shown = PAGE; store(); apply().catch(fail); });
     fields.set(key, select);
   }
 
@@ -151,11 +157,15 @@ async function start() {
   }
 
   function full(one) {
-    const request = exam.requests[one.at] ?? other?.exam.requests[one.there];
     const columns = [column(mine, one.at, one.id)];
     if (one.theirs) columns.push(column(other.data, one.there, one.id));
+    const request = (title, text) =>
+      text ? make("section", {}, make("h3", {}, title), make("pre", { tabindex: "0" }, text)) : null;
+    // A model that sees the cases in another variant has requests of its own.
+    const theirs = one.theirs && other.data.exam !== mine.exam ? other.exam.requests[one.there] : "";
     return [
-      request ? make("section", {}, make("h3", {}, "Request"), make("pre", { tabindex: "0" }, request)) : null,
+      request("Request", exam.requests[one.at]),
+      request(`Request to ${other?.data.name}`, theirs),
       make("div", { class: columns.length > 1 ? "side-by-side" : "" }, ...columns),
     ].filter(Boolean);
   }
@@ -185,10 +195,15 @@ async function start() {
           terms)));
   }
 
-  byId("more").addEventListener("click", () => { shown += PAGE; list(""); });
+  byId("more").addEventListener("click", () => {
+    const open = [...document.querySelectorAll("#list details[open]")].map((box) => box.id);
+    shown += PAGE;
+    list("");
+    for (const id of open) byId(id).open = true;
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
-  addEventListener("hashchange", () => apply(load()));
-  apply(load());
+  addEventListener("hashchange", () => apply(load()).catch(fail));
+  await apply(load());
 }
 
-addEventListener("DOMContentLoaded", start);
+addEventListener("DOMContentLoaded", () => start().catch(fail));
