@@ -7,11 +7,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binomtest, norm, poisson
 from scipy.stats import t as student
 
-from clinrl.analysis.power import TARGET, Design, detectable, detectable_from, power, spread_of
-from clinrl.intervals import Runs, Spread, average_difference, runs_of_means, wilson
+from clinrl.analysis import contrasts
+from clinrl.analysis.power import (
+    EXACT_CASES,
+    EXACT_LEAST,
+    TARGET,
+    Design,
+    detectable,
+    detectable_from,
+    power,
+    spread_of,
+)
+from clinrl.intervals import Runs, Spread, average_difference, paired, runs_of_means, wilson
+from clinrl.tasks.base import get_task
 from clinrl.types import Estimate
 
 DESIGN = Design(n=400, discordant=0.15, seeds=(3, 3), seed_sd=0.01, alpha=0.05)
@@ -76,6 +87,20 @@ def test_a_sample_size_by_hand():
 def test_one_seed_more_helps_where_seeds_differ_and_not_where_they_do_not():
     assert power(replace(DESIGN, seeds=(5, 5), seed_sd=0.0), 0.05) == power(replace(DESIGN, seed_sd=0.0), 0.05)
     assert power(replace(DESIGN, seeds=(5, 5)), 0.05) > power(DESIGN, 0.05)
+
+
+def test_few_clusters_leave_few_degrees_of_freedom():
+    clustered = replace(DESIGN, clusters=8, seed_sd=0.0)
+    assert clustered.spread(0.0).cases_df == 7
+    assert power(clustered, 0.05) < power(replace(clustered, clusters=None), 0.05)
+
+
+def test_an_exact_test_of_single_models_needs_some_cases():
+    assert binomtest(EXACT_LEAST - 1, EXACT_LEAST - 1).pvalue > 0.05 > binomtest(EXACT_LEAST, EXACT_LEAST).pvalue
+    assert poisson.sf(EXACT_LEAST - 1, EXACT_CASES) == pytest.approx(TARGET, abs=1e-3)
+    alike = paired("exact", "other", [True] * 800, [True] * 800).difference
+    assert contrasts._detectable_of_one(alike) == pytest.approx(EXACT_CASES / 800, abs=1e-6)
+    assert contrasts._detectable_of_one(alike.model_copy(update={"n": EXACT_LEAST - 1})) is None
 
 
 @pytest.mark.parametrize("effect", [0.2, -0.2])
@@ -151,3 +176,13 @@ def test_two_seeds_detect_little_and_where_nothing_varies_nothing_is_known():
     assert many == pytest.approx((2.0 + 0.85) * math.sqrt(0.0008), rel=0.03)
     assert few > 4 * many
     assert detectable_from(Spread(0.0, 99, ()), 0.05) is None
+
+
+def test_where_all_cases_lie_in_one_cluster_they_are_drawn_themselves():
+    """Draws of one cluster do not differ: nothing would be known of how far cases vary."""
+    task = get_task("imaging")
+    cases = list(task.cases(200, 5, pool="mine", mix="reporting"))
+    alike = [case for case in cases if task.reporting.cluster(case) == task.reporting.cluster(cases[0])]
+    assert len(alike) > 1
+    assert contrasts._clusters(task, alike) is None
+    assert contrasts._clusters(task, cases) == [task.reporting.cluster(case) for case in cases]

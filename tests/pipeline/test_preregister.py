@@ -119,8 +119,11 @@ def test_the_test_is_a_part_of_the_plan(before):
 def test_another_rule_has_another_digest(monkeypatch):
     before = rule_digest()
     assert rule_digest() == before
-    monkeypatch.setattr(intervals, "students", lambda level, freedom: norm.isf(level / 2) + 0 * np.asarray(freedom))
-    assert rule_digest() != before
+    with monkeypatch.context() as patch:
+        patch.setattr(intervals, "students", lambda level, freedom: norm.isf(level / 2) + 0 * np.asarray(freedom))
+        assert rule_digest() != before
+    monkeypatch.setattr("clinrl.analysis.preregistration.holm", list)
+    assert rule_digest() != before, "p is adjusted over modes"
 
 
 def test_beside_what_is_not_shown_stands_what_could_have_been(before):

@@ -13,7 +13,7 @@ from typing import Any
 from clinrl.analysis.compared import ALL, COMMONEST, Contrast, Figure, Kind, Row, Section, ViewRow
 from clinrl.analysis.exam import Confusion, Estimates, confusion, share
 from clinrl.analysis.paired import paired_on, patients
-from clinrl.analysis.power import detectable_from, spread_of
+from clinrl.analysis.power import EXACT_CASES, EXACT_LEAST, detectable_from, spread_of
 from clinrl.analysis.preregistration import PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
 from clinrl.config.comparisons import Comparison, Pair
@@ -59,7 +59,7 @@ def section(
     chosen = spec.columns
     part_cases = [cases[i] for i in of]
     golds = [task.label(case) for case in part_cases]
-    clusters = clusters_of(task, part_cases)
+    clusters = _clusters(task, part_cases)
     right = confusion(task, golds, golds).right
     commonest = max(task.labels, key=lambda label: right[str(label)])
     here = [_at(entry, of) for entry in entries]
@@ -204,7 +204,7 @@ def _contrasts(
     found = [
         Contrast(
             first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
-            difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable(spread_of(test.difference)),
+            difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable_of_one(test.difference),
         )
         for pair in made
         for versions, test in _mcnemar(task, golds, alike, entries[pair.first], entries[pair.second])
@@ -247,11 +247,25 @@ def _detectable(spread: Spread, alpha: float = 1 - LEVEL, tests: int = 1) -> flo
     return None if least is None else rounded(least)
 
 
+def _detectable_of_one(difference: Estimate) -> float | None:
+    """The smallest detectable difference of two single models; the exact test finds none without some cases."""
+    least = _detectable(spread_of(difference))
+    if least is None or difference.n < EXACT_LEAST:
+        return None
+    return rounded(max(least, min(1.0, EXACT_CASES / difference.n)))
+
+
+def _clusters(task: Task, cases: Sequence[Case]) -> list[str] | None:
+    """The clusters of cases; None if all lie in one, about which alone a test then speaks: its cases are drawn."""
+    found = clusters_of(task, cases)
+    return None if found and len(set(found)) == 1 else found
+
+
 def primary_tests(
     task: Task, cases: Sequence[Case], entries: Mapping[str, Sequence[Entry]], plan: Registration
 ) -> tuple[PrimaryTest, ...]:
     """The registered tests, one for each mode, on all cases; `entries` are the rows of each mode."""
-    golds, clusters = [task.label(case) for case in cases], clusters_of(task, cases)
+    golds, clusters = [task.label(case) for case in cases], _clusters(task, cases)
     found = []
     for mode in plan.modes:
         rows = {entry.name: entry for entry in entries[mode]}

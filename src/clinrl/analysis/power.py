@@ -13,6 +13,9 @@ from clinrl.types import Estimate
 
 TARGET = 0.8
 """The power at which an effect is called detectable."""
+EXACT_LEAST, EXACT_CASES = 6, 7.91
+"""The fewest discordant cases, all for one model, with which an exact McNemar test has p below 0.05; and the expected
+number of which as many are seen with a probability of 80% (Poisson)."""
 QUANTILES = 1000, 40
 """Numbers of equally likely seed variances to average power over: if one row has several seeds, and for each of two."""
 
@@ -23,6 +26,8 @@ class Design:
 
     n: float
     """Independent cases: their number, divided by the design effect where they come in clusters (Kish 1965)."""
+    clusters: int | None = None
+    """Number of clusters, from which the test takes its degrees of freedom; None where cases are independent."""
     discordant: float
     """Expected share of cases that count for one of the two and not for the other."""
     seeds: tuple[int, int]
@@ -39,7 +44,7 @@ class Design:
         if all of them erred on the same cases, which is the worst case.
         """
         runs = tuple((self.seed_sd**2 / k, k - 1.0) for k in self.seeds if k > 1 and self.seed_sd)
-        return Spread((self.discordant - effect**2) / self.n, max(1.0, self.n - 1), runs)
+        return Spread((self.discordant - effect**2) / self.n, max(1.0, (self.clusters or self.n) - 1), runs)
 
 
 def power(design: Design, effect: float) -> float:

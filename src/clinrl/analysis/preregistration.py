@@ -8,7 +8,7 @@ from pydantic import Field
 from clinrl.analysis.exam import column
 from clinrl.analysis.power import Design, detectable, power
 from clinrl.artifacts import digest
-from clinrl.intervals import average_difference, runs_of_means
+from clinrl.intervals import average_difference, holm, runs_of_means
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict, Unreadable
@@ -116,8 +116,8 @@ def forecasts(plan: Registration) -> dict[str, Forecast]:
     found = {}
     for mode in plan.modes:
         design = Design(
-            n=plan.n / plan.design_effect, discordant=plan.discordant[mode], seeds=(first, second),
-            seed_sd=plan.seed_sd, alpha=plan.alpha / len(plan.modes),
+            n=plan.n / plan.design_effect, clusters=plan.clusters, discordant=plan.discordant[mode],
+            seeds=(first, second), seed_sd=plan.seed_sd, alpha=plan.alpha / len(plan.modes),
         )  # fmt: skip
         least = detectable(design)
         found[mode] = Forecast(
@@ -143,10 +143,10 @@ def metric_digest(task: Task, measure: str, golds: Sequence[Any]) -> str:
 
 def rule_digest() -> str:
     """Digest of the results of a primary measure's test on made-up answers: another test would give other results."""
-    results = []
+    results = [[f"{p:.3f}" for p in holm([0.04, 0.01, 0.02])]]
     for mine, theirs in ((2, 1), (3, 2), (5, 5)):
-        rows = [
-            [float((7 * case + run * case**2) % 23 < 9 + run % 3) for case in range(200)]
+        rows: list[list[float | None]] = [
+            [None if case % 50 == 3 else float((7 * case + run * case**2) % 23 < 9 + run % 3) for case in range(200)]
             for run in range(mine + theirs)
         ]
         alike, apart = rows[:1] * mine, [[0.0] * 200] * theirs
