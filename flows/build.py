@@ -170,7 +170,7 @@ def _give(name: str, commit: str, base_last: bool) -> UUID:
             if begun := client.read_flow_runs(flow_run_filter=same, limit=1):
                 get_run_logger().info("%s was asked for before; waiting for that run", name)
                 return begun[0].id
-        asked = {"name": name, "commit": commit, "base_last": base_last}
+        asked = {"name": name, "commit": commit, **({"base_last": True} if base_last else {})}
         run = run_deployment(WORKERS, parameters=asked, timeout=0, tags=[tag])
         return cast(FlowRun, run).id  # of another type for asynchronous callers
     except ObjectNotFound:

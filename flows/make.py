@@ -46,8 +46,8 @@ def _make(name: str, commit: str, *, base_last: bool) -> int:
     stages = outputs(params)
     own, base = [*stages[name]], f"baseline@{params.versions[name].task}"
 
-    def take_in(addresses: Collection[str]) -> None:
-        for reason in branches.go_on_with(name, commit, stages):
+    def take_in(addresses: Collection[str], only: str = "") -> None:
+        for reason in branches.go_on_with(name, commit, stages, only):
             get_run_logger().warning("stages that another worker has begun are made anew: %s", reason)
         clone.pull(addresses)
 
@@ -62,5 +62,5 @@ def _make(name: str, commit: str, *, base_last: bool) -> int:
     if base_last and dvc_states([base])[base] != "up to date":
         trained = own[: own.index(f"train@{name}") + 1]
         ran = steps.bring_up_to_date([address for address in trained if address != base], hand_over)
-        take_in([base])
+        take_in([base], base)
     return len({*ran, *steps.bring_up_to_date(own, hand_over)})

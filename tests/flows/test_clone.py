@@ -232,9 +232,24 @@ def test_what_another_made_since_a_version_was_handed_over_is_taken_too(checkout
     for is_made in (False, True):
         with clone.at(commit, "worker"):
             assert branches.go_on_with("v2", commit, stages) == []
+            assert branches.go_on_with("v2", commit, stages, "train@x1") == []
             assert "train@v2" in branches._entries("HEAD")
             assert ("train@x1" in branches._entries("HEAD")) is is_made
         made(commit, "v1", lambda: trained("x1", "aa"))
+
+
+def test_only_the_stage_that_is_asked_for_is_taken_and_no_other_that_is_shared(checkout: Path) -> None:
+    """The others stay those that the version was trained on."""
+    stages = {name: SHARED | {"train@x2": ["data/reports/x2.json"]} | may_write(name) for name in ("v0", "v1", "v2")}
+    commit = clone.head()
+    made(commit, "v0", lambda: trained("x2", "aa"))  # a branch that has not got so far
+    made(commit, "v1", lambda: (trained("x1", "aa"), trained("x2", "aa")))
+    made(commit, "v2", lambda: trained("x2", "bb"))
+    with clone.at(commit, "worker"):
+        branches.go_on_with("v2", commit, stages)
+        branches.go_on_with("v2", commit, stages, "train@x1")
+        assert "train@x1" in branches._entries("HEAD")
+        assert "bb" in branches._entries("HEAD")["train@x2"]
 
 
 @pytest.mark.parametrize("is_there", [False, True])
