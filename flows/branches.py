@@ -130,20 +130,17 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
     return [*new]
 
 
-def go_on_with(
-    name: str, commit: str, stages: Mapping[str, Mapping[str, Collection[str]]], only: str = ""
-) -> list[str]:
+def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collection[str]]], one: str = "") -> list[str]:
     """Take in the results of workers for a version at a commit: its own branch, and shared stages of another branch.
 
-    `stages`: the stages of each version, as for `take_in`. With `only`, that shared stage alone, from the first other
+    `stages`: the stages of each version, as for `take_in`. With `one`, that shared stage alone, from the first other
     branch that has it. Returns why other branches were not taken; their stages are made anew.
     """
     place = f"refs/heads/{branch(commit, '')}"
     begun = [line.split("\t")[1].removeprefix(place) for line in git("ls-remote", "origin", f"{place}*").splitlines()]
-    missing, reasons = {only} if only else set(stages[name]), list[str]()
-    for other in sorted((some for some in begun if not only or some != name), key=lambda other: other != name):
-        same = {address: outs for address, outs in stages.get(other, {}).items() if address in missing}
-        if not same:
+    missing, reasons = {one} if one else set(stages[name]), list[str]()
+    for other in sorted((some for some in begun if not one or some != name), key=lambda other: other != name):
+        if not (same := {address: outs for address, outs in stages.get(other, {}).items() if address in missing}):
             continue
         try:
             taken = take_in(branch(commit, other), same, f"{name}, begun for {other}", is_shared=other != name)
@@ -152,7 +149,7 @@ def go_on_with(
                 raise
             reasons.append(str(error))
         else:  # what is up to date at the commit is never taken
-            missing -= {*taken} if only else same.keys()
+            missing -= {*taken} if one else same.keys()
     return reasons
 
 

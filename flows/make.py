@@ -46,8 +46,8 @@ def _make(name: str, commit: str, *, base_last: bool) -> int:
     stages = outputs(params)
     own, base = [*stages[name]], f"baseline@{params.versions[name].task}"
 
-    def take_in(addresses: Collection[str], only: str = "") -> None:
-        for reason in branches.go_on_with(name, commit, stages, only):
+    def take_in(addresses: Collection[str], one: str = "") -> None:
+        for reason in branches.go_on_with(name, commit, stages, one):
             get_run_logger().warning("stages that another worker has begun are made anew: %s", reason)
         clone.pull(addresses)
 
