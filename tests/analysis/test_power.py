@@ -21,6 +21,7 @@ from clinrl.analysis.power import (
     power,
     spread_of,
 )
+from clinrl.analysis.run import clusters_of, unless_one
 from clinrl.intervals import Runs, Spread, average_difference, paired, runs_of_means, wilson
 from clinrl.tasks.base import get_task
 from clinrl.types import Estimate
@@ -184,5 +185,5 @@ def test_where_all_cases_lie_in_one_cluster_they_are_drawn_themselves():
     cases = list(task.cases(200, 5, pool="mine", mix="reporting"))
     alike = [case for case in cases if task.reporting.cluster(case) == task.reporting.cluster(cases[0])]
     assert len(alike) > 1
-    assert contrasts._clusters(task, alike) is None
-    assert contrasts._clusters(task, cases) == [task.reporting.cluster(case) for case in cases]
+    assert unless_one(clusters_of(task, alike)) is None
+    assert unless_one(clusters_of(task, cases)) == [task.reporting.cluster(case) for case in cases]

@@ -395,12 +395,10 @@ def test_another_answer_inside_the_thinking_is_never_the_answer(name: str) -> No
         assert outcome == label or isinstance(outcome, Unreadable)
 
 
-@tasks
+@pytest.mark.parametrize("name", [name for name in task_names() if "rule" in get_task(name).reporting.slices])
 def test_a_rule_that_is_emphasised_decides_more_cases(name: str) -> None:
     """Or a draft from the rules that a version misses would train on the cases that it had before."""
     task = get_task(name)
-    if "rule" not in task.reporting.slices:
-        pytest.skip("it names no deciding rule")
 
     def share(rule: str, **emphasis: float) -> int:
         cases = task.cases(200, 5, pool="train", mix=task.checks.mixes[0], emphasis=emphasis)

@@ -15,7 +15,7 @@ from clinrl.analysis.exam import Confusion, Estimates, confusion, share
 from clinrl.analysis.paired import paired_on, patients
 from clinrl.analysis.power import EXACT_CASES, EXACT_LEAST, detectable_from, spread_of
 from clinrl.analysis.preregistration import PrimaryTest, Registration
-from clinrl.analysis.run import clusters_of
+from clinrl.analysis.run import clusters_of, unless_one
 from clinrl.config.comparisons import Comparison, Pair
 from clinrl.intervals import (
     LEVEL,
@@ -59,7 +59,7 @@ def section(
     chosen = spec.columns
     part_cases = [cases[i] for i in of]
     golds = [task.label(case) for case in part_cases]
-    clusters = _clusters(task, part_cases)
+    clusters = unless_one(clusters_of(task, part_cases))
     right = confusion(task, golds, golds).right
     commonest = max(task.labels, key=lambda label: right[str(label)])
     here = [_at(entry, of) for entry in entries]
@@ -255,17 +255,11 @@ def _detectable_of_one(difference: Estimate) -> float | None:
     return rounded(max(least, min(1.0, EXACT_CASES / difference.n)))
 
 
-def _clusters(task: Task, cases: Sequence[Case]) -> list[str] | None:
-    """The clusters of cases; None if all lie in one, about which alone a test then speaks: its cases are drawn."""
-    found = clusters_of(task, cases)
-    return None if found and len(set(found)) == 1 else found
-
-
 def primary_tests(
     task: Task, cases: Sequence[Case], entries: Mapping[str, Sequence[Entry]], plan: Registration
 ) -> tuple[PrimaryTest, ...]:
     """The registered tests, one for each mode, on all cases; `entries` are the rows of each mode."""
-    golds, clusters = [task.label(case) for case in cases], _clusters(task, cases)
+    golds, clusters = [task.label(case) for case in cases], unless_one(clusters_of(task, cases))
     found = []
     for mode in plan.modes:
         rows = {entry.name: entry for entry in entries[mode]}

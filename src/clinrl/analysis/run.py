@@ -82,6 +82,11 @@ def filled(given: Sequence[Graded], under: Sequence[Graded]) -> list[Graded]:
     return [answered.get(line.case_id, line) for line in given]
 
 
+def unless_one(clusters: list[str] | None) -> list[str] | None:
+    """The clusters; None, so that cases are drawn, if there is only one: draws of one cluster would not differ."""
+    return None if clusters and len(set(clusters)) == 1 else clusters
+
+
 def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
     """The cluster of each case, for intervals; None where cases are independent.
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from clinrl import paths
 from clinrl.analysis.baselines import text
 from clinrl.analysis.exam import NOTE, UNREADABLE, column, note_of
-from clinrl.analysis.run import Run
+from clinrl.analysis.run import Run, unless_one
 from clinrl.artifacts import exclusive, identity, read_manifest, read_record, verified, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
@@ -273,7 +273,7 @@ def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
 
 
 def _wrong(lines: Sequence[_Line]) -> Estimate:
-    return rate([line.wrong for line in lines], _clusters([line.cluster for line in lines]))
+    return rate([line.wrong for line in lines], unless_one([line.cluster for line in lines]))
 
 
 def _cost(lines: Sequence[_Line]) -> Estimate:
@@ -282,9 +282,4 @@ def _cost(lines: Sequence[_Line]) -> Estimate:
     for line in lines:
         by_case.setdefault(line.case.id, []).append(line.cost)
     costs = [round(math.fsum(some) / len(some), DIGITS) for some in by_case.values()]
-    return mean(costs, _clusters([*clusters.values()]))
-
-
-def _clusters(names: list[str]) -> list[str] | None:
-    """The clusters, or None, so that cases are drawn, if there is only one: draws of one cluster would not differ."""
-    return names if len(set(names)) > 1 else None
+    return mean(costs, unless_one([*clusters.values()]))
