@@ -281,7 +281,7 @@ INSPECT = {
         description="Writes the tree of versions, a page for each, answers one by one, comparisons, the audit log and "
         "the documentation to build/site, from the reports in git and, where they are here, from graded answers. The "
         "pages need no server and no network. Of imported cases they hold counts alone. A folder that another program "
-        "made is refused. At most 20 MB, for many models 0.12 MB each.",
+        "made is refused. At most 20 MB, for many models 0.15 MB each.",
         examples="clinrl site\nclinrl site --out pages --answers 400\nclinrl site --answers 0",
         runs="site.build:stage",
         arguments=(

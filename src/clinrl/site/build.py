@@ -36,7 +36,7 @@ from clinrl.tasks.base import get_task
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-LIMIT_MB, MODEL_MB, PAGES_MB = 20, 0.12, 0.08
+LIMIT_MB, MODEL_MB, PAGES_MB = 20, 0.15, 0.08
 """Largest size of the folder: of the whole, or for each model where that is more; and what a model takes without its
 answers."""
 FULL_LINES = 1000
