@@ -45,6 +45,6 @@ def play(folder: Path, world: World, path: str) -> None:
 
 if __name__ == "__main__":
     determinism.pin()
-    place = World(*(int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")))
+    place = World(*(int(os.environ[name]) for name in ("WORLD_SIZE", "RANK")))
     with place.joined(on_cpu=True):
         play(Path(sys.argv[1]), place, sys.argv[2])

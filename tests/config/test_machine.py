@@ -51,11 +51,6 @@ def test_it_may_be_absent_or_empty(tmp_path: Path) -> None:
         ),
         ("processes: 0", "processes is 0; it must be greater than or equal to 1"),
         ("processes: 2\ngpu: 1", "gpu is 1, but 2 processes take a GPU each; leave out gpu"),
-        ("nodes: 2", "address must be set for several nodes, as host:port of this one, and for these alone"),
-        ("address: a:1", "address must be set for several nodes"),
-        ("nodes: 2\naddress: a b", "address is 'a b'"),
-        ("nodes: 2\naddress: a:1\nsampler: vllm", "vllm.url must be https://HOST:PORT for several nodes"),
-        ("nodes: 2\naddress: a:1\nsampler: vllm\nvllm: {url: 'http://127.0.0.1:1'}", "vllm.url must be https"),
         ("- gpu", "the file is ['gpu']; it must be a mapping"),
     ],
 )
@@ -99,7 +94,6 @@ def test_a_server_is_here_or_behind_https(tmp_path: Path, url: str) -> None:
     ("machine", "changes", "rows"),
     [
         ({"processes": 4}, {}, 8),
-        ({"processes": 4, "nodes": 2, "address": "a:1"}, {}, 8),
         ({"processes": 8}, {"micro_batch": None}, None),
         ({"processes": 16, "micro_batch": 8}, {}, 4),
         ({"processes": 16}, {}, 4),
@@ -110,7 +104,7 @@ def test_a_server_is_here_or_behind_https(tmp_path: Path, url: str) -> None:
 )
 def test_processes_share_the_rows_of_a_step(machine: dict[str, Any], changes: dict[str, Any], rows: int | None) -> None:
     assert Machine(**machine).rows_at_once(STEP | changes, 64, "full") == rows
-    assert Machine(**machine).world * (rows or 1) <= 64
+    assert Machine(**machine).processes * (rows or 1) <= 64
 
 
 @pytest.mark.parametrize(
@@ -131,8 +125,8 @@ def test_the_examples_of_the_documentation_are_accepted(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/full-scale.md").read_text(encoding="utf-8")
     (one,) = re.findall(r"```yaml\n(# machine\.yaml.*?)```", page, re.DOTALL)
     several = re.sub(r"^(gpu|sampler): .*\n", "", one, flags=re.MULTILINE)
-    several = re.sub(r"^# (processes|nodes|address)", r"\1", several, flags=re.MULTILINE)
+    several = re.sub(r"^# (processes)", r"\1", several, flags=re.MULTILINE)
     file = tmp_path / "machine.yaml"
-    for text, world in ((one, 1), (several, 16)):
+    for text, number in ((one, 1), (several, 8)):
         file.write_text(text)
-        assert read_machine(file).world == world
+        assert read_machine(file).processes == number

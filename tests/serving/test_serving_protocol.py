@@ -42,6 +42,8 @@ def test_a_stream_waits_for_no_more_than_a_tag_could_be() -> None:
     assert settled("Hot.\n</think>\n\nANSWER", True).content == "ANSWER"
     assert settled("ANSWER", False).content == "ANSWER"
     assert settled("<thi", False).content == ""
+    half = "38°".encode()[:-1].decode(errors="replace")
+    assert settled(half, False).content == "38"
 
 
 def test_a_stream_that_is_begun_anew_goes_on_or_ends_with_an_error() -> None:

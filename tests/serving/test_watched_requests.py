@@ -18,6 +18,7 @@ from clinrl.config.schema import Watch as Settings
 from clinrl.errors import Refused
 from clinrl.registry import versions
 from clinrl.serving import watch
+from clinrl.serving.protocol import ChatRequest
 from clinrl.watching import counts, store
 from clinrl.watching.standing import drift
 from processes import eventually
@@ -209,6 +210,47 @@ def test_what_could_not_be_written_down_is_written_later(
     assert store.match("esi", dict.fromkeys(asked, "1")) == kept
 
 
+def test_the_counts_of_few_requests_are_not_written(released: Any) -> None:
+    served: Any = SimpleNamespace(name="v1", digest=versions.find("esi", "v1").digest)
+    counting = watch.Watch("esi", SimpleNamespace(params=released), None, shadow=0.0)  # type: ignore[arg-type]
+    for number in range(1, watch.LEAST + 1):
+        counting._add(served, (), f"Chest pain, room {number}.")
+        counting._flush()
+        assert bool(total("v1")) is (number == watch.LEAST)
+    counting.end()
+    assert sum(n for (feature, _), n in total("v1").items() if feature == counts.TEXT) == watch.LEAST
+
+
+def test_a_share_of_the_champion_s_requests_is_shadowed_and_a_full_queue_harms_no_answer() -> None:
+    champion, candidate = (SimpleNamespace(served=SimpleNamespace(name=name, digest=name)) for name in "ab")
+    live = SimpleNamespace(names={"esi@champion": champion, "esi@candidate": candidate})
+
+    async def shadows() -> list[str]:
+        counting = watch.Watch("esi", live, None, shadow=0.2)  # type: ignore[arg-type]
+        counting._count = lambda _: None  # type: ignore[assignment,method-assign]
+
+        def answer(ident: int, version: Any, is_as_examined: bool = True) -> None:
+            seen = SimpleNamespace(ident=f"chatcmpl-{ident:032x}", version=version, is_as_examined=is_as_examined)
+            counting.answered(seen, lambda: False, None)  # type: ignore[arg-type]
+
+        last = int(0.2 * 2**32)
+        answer(last, champion)
+        answer(last + 1, champion)
+        answer(0, candidate)
+        answer(0, champion, False)
+        for ident in range(2 * watch.WAITING):
+            answer(ident, champion)
+        queued = [counting._shadows.get_nowait().ident for _ in range(counting._shadows.qsize())]
+        assert counting._following is not None
+        counting._following.cancel()
+        counting.end()
+        return queued
+
+    assert asyncio.run(shadows()) == [
+        f"chatcmpl-{ident:032x}" for ident in (int(0.2 * 2**32), *range(watch.WAITING // 8 - 1))
+    ]
+
+
 def test_an_exam_is_looked_for_again_and_learned_anew_if_it_is_another(monkeypatch: Any) -> None:
     here, learned = [""], []
 
@@ -240,6 +282,34 @@ def test_a_candidate_that_went_while_a_request_waited_ends_no_later_shadow(capfd
 
     asyncio.run(follow())
     assert capfd.readouterr().err == ""
+
+
+def test_a_shadow_is_decoded_as_in_the_candidate_s_exam() -> None:
+    served = SimpleNamespace(modes={"direct": SimpleNamespace(thinking=False)}, name="b", digest="b")
+    version: Any = SimpleNamespace(served=served)
+    asked = ChatRequest(
+        model=CHAMPION, messages=[{"role": "user", "content": "Pain."}], max_tokens=40, temperature=0.0, stream=True
+    )
+    seen, found = watch.Seen("0", asked, version, "direct", None, is_as_examined=True), []  # type: ignore[arg-type]
+
+    def job(ask: ChatRequest, version: Any) -> Any:
+        found.append(ask)
+        raise Refused("enough is known")
+
+    async def follow() -> None:
+        live = SimpleNamespace(names={"esi@candidate": version})
+        counting = watch.Watch("esi", live, None, shadow=1.0)  # type: ignore[arg-type]
+        counting._add = lambda *_: None  # type: ignore[method-assign]
+        following = asyncio.create_task(counting._follow(lambda: True, job))
+        counting._shadows.put_nowait(seen)
+        await asyncio.wait([following], timeout=0.05)
+        assert following.cancel()
+        counting.end()
+
+    asyncio.run(follow())
+    (ask,) = found
+    assert (ask.most, ask.temperature, ask.top_p, ask.stream, ask.thinking) == (None, None, None, False, False)
+    assert ask.messages == asked.messages
 
 
 @pytest.mark.long

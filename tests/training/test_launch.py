@@ -24,7 +24,7 @@ from clinrl.artifacts import digest, identity, read_manifest, remove_published, 
 from clinrl.config.recipes import Phase
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.errors import Alarmed, ArtefactError, OutOfMemory, Refused, TrainingError
+from clinrl.errors import Alarmed, ArtefactError, DataError, OutOfMemory, Refused, TrainingError
 from clinrl.evaluation import evaluate
 from clinrl.models import bases, opening
 from clinrl.models.chat import encode, end_tokens, write_turn
@@ -495,11 +495,11 @@ worker.main([sys.argv[1]])
     [
         ({"gpu": None}, {}, 0),
         ({"gpu": 3}, {}, 3),
-        ({"gpu": None, "processes": 4}, {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "2"}, 2),
+        ({"gpu": None, "processes": 4}, {"WORLD_SIZE": "4", "RANK": "2"}, 2),
     ],
 )
 def test_one_gpu_is_shown_before_anything_is_imported_that_asks_for_all(tmp_path, machine, environment, gpu):
-    spec = {"scale": "full", "task": "esi", "seed": 1, "machine": {"processes": 1, "nodes": 1} | machine}
+    spec = {"scale": "full", "task": "esi", "seed": 1, "machine": {"processes": 1} | machine}
     (tmp_path / launch.SPEC).write_text(json.dumps(spec))
     command = [sys.executable, "-c", ORDER, str(tmp_path / launch.SPEC)]
     env = os.environ | environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -664,6 +664,10 @@ def test_a_row_of_several_epochs_is_one_object(project):
     spec, rows = launch.resolve(PARAMS, "v1")
     twice = [*rows, *rows]
     (project / launch.ROWS).write_text("".join(json.dumps(row) + "\n" for row in twice))
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl is not the stream that the spec names; remove .* and start again"
+    ):
+        read_rows(project / launch.ROWS, spec, get_task("esi"))
     taught = read_rows(project / launch.ROWS, spec | {"rows": digest(twice)}, get_task("esi"))
     assert len(taught) == 2 * len(rows) > 0
     assert all(row is again for row, again in zip(taught, taught[len(rows) :], strict=False))

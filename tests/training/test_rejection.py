@@ -212,7 +212,7 @@ def test_runs_give_the_same_bytes_wherever_they_were_killed(trained, project, mo
                     launch.stage(params(), "v4")
             assert not paths.adapter("v4").exists()
             (folder,) = Path(".clinrl/checkpoints").iterdir()
-            assert len(list((folder / "sampled").iterdir())) == {"sampling": 3, "steps": 4}[where]
+            assert len(list((folder / "sampled").glob("*.json"))) == {"sampling": 3, "steps": 4}[where]
         launch.stage(params(), "v4")
     assert dolls.files(paths.adapter("v4")) == dolls.files(trained / paths.adapter("v4"))
 

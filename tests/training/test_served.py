@@ -24,7 +24,7 @@ from clinrl.models import bases, opening, vllm_client
 from clinrl.models.engine import model_of
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
-from clinrl.training import launch, served, trl
+from clinrl.training import launch, rejection, served, trl
 from clinrl.training.rows import Row
 from clinrl.training.trl import write_adapter
 from clinrl.training.world import ALONE
@@ -115,8 +115,26 @@ def weights(model: Any) -> list[torch.Tensor]:
 
 def test_a_rejection_whose_sampling_is_over_needs_no_server_and_records_no_sampler(tmp_path: Path) -> None:
     spec = {"scale": "full", "method": "rejection", "task": "esi", "machine": {"sampler": "transformers"}}
-    assert served.begin(tmp_path, spec, None, None, tmp_path / "trainer/checkpoint-4", ALONE) is None
-    assert not [*tmp_path.iterdir()]
+    (tmp_path / "sampled").mkdir()
+    (tmp_path / "sampled" / rejection.OVER).touch()
+    for checkpoint in (None, tmp_path / "trainer/checkpoint-4"):
+        assert served.begin(tmp_path, spec, None, None, checkpoint, ALONE) is None
+    assert not (tmp_path / launch.SAMPLERS).exists()
+
+
+def test_a_sampler_that_changes_is_recorded_from_its_step_on(tmp_path: Path) -> None:
+    for after, name, held in (
+        (0, "a", [(0, "a")]),
+        (4, "a", [(0, "a")]),
+        (10, "b", [(0, "a"), (10, "b")]),
+        (10, "a", [(0, "a")]),
+        (6, "b", [(0, "a"), (6, "b")]),
+        (5, "a", [(0, "a")]),  # from a checkpoint before the change: what b wrote is discarded
+        (0, "b", [(0, "b")]),
+    ):
+        served.note(tmp_path, {"name": name}, after)
+        found = json.loads((tmp_path / launch.SAMPLERS).read_text())
+        assert [(entry["after"], entry["sampler"]["name"]) for entry in found] == held
 
 
 def test_each_step_is_sampled_with_its_own_adapter(server: engines.Imitation) -> None:

@@ -199,6 +199,31 @@ def test_an_adapter_of_what_would_not_learn_or_could_not_be_read_is_refused_befo
         trl.start_adapter(model, spec, None)
 
 
+def test_a_parent_that_is_not_loaded_as_it_is_or_cannot_learn_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec: dict[str, Any] = {"lora": {"rank": 4, "alpha": 8, "targets": ["q_proj"]}, "seed": 1, "task": "esi"}
+    (project / "parent").mkdir()
+
+    def base() -> Any:
+        return bases.load(dolls.params(), "esi", for_training=True)[0]
+
+    trl.write_weights(trl.start_adapter(base(), spec, None), spec, project / "parent")
+    adapted = opening.adapted
+    monkeypatch.setattr(opening, "adapted", lambda *arguments, **_: adapted(*arguments, is_trainable=False))
+    with pytest.raises(TrainingError, match="the adapter has no trainable parameter"):
+        trl.start_adapter(base(), spec, project / "parent")
+
+    def halved(*arguments: Any, **named: Any) -> Any:
+        opened = adapted(*arguments, **named)
+        next(tensor for name, tensor in opened.named_parameters() if "lora_A" in name).data /= 2
+        return opened
+
+    monkeypatch.setattr(opening, "adapted", halved)
+    with pytest.raises(TrainingError, match=r"is not that of .*parent: was the base replaced by another"):
+        trl.start_adapter(base(), spec, project / "parent")
+
+
 def test_an_adapter_that_trl_cast_starts_in_float32_as_it_was(project: Path) -> None:
     model, _ = bases.load(dolls.params(), "esi", for_training=True)
     adapted = trl.start_adapter(model, {"lora": {"rank": 4, "alpha": 8, "targets": ["q_proj"]}, "seed": 1}, None)

@@ -2,15 +2,15 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -167,38 +167,21 @@ def test_one_process_gathers_what_it_has() -> None:
 
 
 def test_a_worker_takes_the_place_that_the_launcher_gave_it_and_no_other_number_of_processes() -> None:
-    machine = Machine(processes=2, nodes=2, address="node-a:29500").model_dump()
-    place = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
-    assert world.world_of(place, machine) == World(4, 3, 1)
+    machine = Machine(processes=4).model_dump()
+    place = {"WORLD_SIZE": "4", "RANK": "3"}
+    assert world.world_of(place, machine) == World(4, 3)
     assert world.world_of({}, Machine().model_dump()) == ALONE
-    with pytest.raises(Refused, match="4 processes were started for a training by 1; set processes and nodes"):
+    with pytest.raises(Refused, match="4 processes were started for a training by 1; set processes in"):
         world.world_of(place, Machine().model_dump())
     with pytest.raises(Refused, match="1 processes were started for a training by 4"):
         world.world_of({}, machine)
 
 
 def test_a_process_knows_its_place_and_where_it_meets_the_others() -> None:
-    alone = world.place(Machine(processes=8), 0, 3, "folder")
-    assert (alone["RANK"], alone["LOCAL_RANK"], alone["WORLD_SIZE"]) == ("3", "3", "8")
-    assert (alone[world.MEETING], alone["GLOO_SOCKET_IFNAME"], "MASTER_ADDR" in alone) == ("folder/store", "lo", False)
-    machine = Machine(processes=8, nodes=2, address="10.0.0.1:29500")
-    assert world.place(machine, 1, 3, "folder") == {
-        "RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+    assert world.place(8, 3, "folder") == {
+        "RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1",
+        world.MEETING: "folder/store", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-
-
-def test_a_node_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = tmp_path / launch.SPEC
-    spec.write_text(json.dumps({"machine": Machine(nodes=2, address="a:1").model_dump()}))
-    for arguments, says in (
-        ([], "give the spec and the number of this node"),
-        ([str(spec), "one"], "give the spec and the number of this node"),
-        ([str(tmp_path / "none"), "1"], "give the spec and the number of this node"),
-        ([str(spec), "2"], "there is no node 2, of 2 counted from 0"),
-    ):
-        assert world.main(arguments) == 2
-        assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE"])
@@ -244,47 +227,58 @@ def test_a_status_does_not_stay_running_when_the_trainer_was_killed(tmp_path: Pa
     assert json.loads((tmp_path / launch.STATUS).read_text()) == {"state": "ended", "step": 4, "reason": ""}
 
 
-NODE = """
-import sys
+TWO = """
+import os, sys
 from clinrl.runtime import worker_process
 from clinrl.training import world
-worker_process.WORKER, *arguments = sys.argv[1:]
-sys.exit(world.main(arguments))
+worker_process.WORKER = "does"
+sys.exit(world.main([sys.argv[1], str(os.getppid())]))
+"""
+WAITS = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path("waits-" + os.environ["RANK"]).touch()
+while not (says := Path("code-" + os.environ["RANK"])).exists():
+    time.sleep(0.05)
+sys.exit(int(says.read_text()))
 """
 
 
-def node(folder: Path, number: int, does: str) -> subprocess.Popen[str]:
-    """The launcher of a node, whose one process is a module of a line."""
-    spec = folder / launch.SPEC
-    machine = Machine(nodes=2, address="127.0.0.1:1").model_dump()
-    spec.write_text(json.dumps({"machine": machine}))
-    (folder / f"does_{number}.py").write_text(does)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    command = [sys.executable, "-c", NODE, f"does_{number}", str(spec), str(number)]
-    return subprocess.Popen(command, env=environment, text=True)
-
-
-WAITS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('waits', 'w').close(); time.sleep(99)"
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """The launcher of two processes, each of which ends with the code that a file says."""
+    monkeypatch.chdir(tmp_path)
+    Path(launch.SPEC).write_text(json.dumps({"machine": Machine(processes=2).model_dump()}))
+    Path("does.py").write_text(WAITS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    running = subprocess.Popen([sys.executable, "-c", TWO, launch.SPEC], env=environment, text=True)
+    eventually(lambda: len([*Path().glob("waits-*")]) == 2, 60)
+    yield running
+    running.kill()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("code", [1, 3, Alarmed.exit_code])
-def test_a_node_that_fails_ends_one_that_waits_for_it_to_join(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    first = node(tmp_path, 0, WAITS)
-    eventually(Path("waits").exists, 60)
-    assert node(tmp_path, 1, f"raise SystemExit({code})").wait(60) == code
-    assert first.wait(60) == world.WITH_ANOTHER
-    Path("waits").unlink()
-    again = node(tmp_path, 0, WAITS)  # what failed before is over
-    eventually(Path("waits").exists, 60)
-    assert not list(tmp_path.glob("*.failed"))
-    for _ in range(2):  # while it waits it cannot heed the first
-        again.send_signal(signal.SIGTERM)
+def test_a_process_that_fails_ends_one_that_heeds_no_request(two: subprocess.Popen[str], code: int) -> None:
+    Path("code-1").write_text(str(code))
+    assert two.wait(60) == code
+
+
+@pytest.mark.long
+def test_a_second_request_kills_them(two: subprocess.Popen[str]) -> None:
+    for _ in range(2):
+        two.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-    assert again.wait(60) == 128 + signal.SIGKILL
+    assert two.wait(60) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("codes", "found"), [((0, 0), 0), ((1, -9), -9), ((1, 5), 5), ((Alarmed.exit_code, 1), Alarmed.exit_code)]
+)
+def test_of_several_codes_the_one_that_says_why_counts(codes: tuple[int, ...], found: int) -> None:
+    ended = [Mock(poll=Mock(return_value=code)) for code in codes]
+    assert world._first_failure(ended, []) == found
 
 
 # Two processes, started as a training starts them
@@ -351,26 +345,6 @@ def test_a_killed_process_ends_all_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
-def test_two_nodes_make_the_adapter_of_one_process(project: Params) -> None:
-    weights, _ = by_one(project, "v3")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    Path("machine.yaml").write_text(f"nodes: 2\naddress: 127.0.0.1:{port}\ntry_anyway: true\n")
-    first = begin("v3")
-    said = next(line for line in first.stderr or () if "another node joins by" in line)
-    python, *join = shlex.split(said.split("`")[1])
-    assert python == "python"
-    second = subprocess.run(
-        [sys.executable, *join],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    _, errors = first.communicate()
-    assert (first.returncode, second.returncode) == (0, 0), errors + second.stderr
-    assert gap(weights, trained("v3")[0]) < 1e-6
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v1", "v3"])
 def test_a_request_to_stop_ends_all_at_one_step_and_one_process_goes_on(project: Params, version: str) -> None:
     project = by_path(project, version, "shared")
@@ -432,6 +406,7 @@ def test_two_processes_of_torchrun_play_the_episodes_of_a_step_as_one(tmp_path: 
         folder.mkdir()
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={number}", ranks.__file__]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ATEN_CPU_CAPABILITY": "avx2"}
+        environment[world.MEETING] = str(folder / "store")
         subprocess.run([*torchrun, str(folder), path], env=environment, check=True, timeout=900)
         logs.append(json.loads((folder / "log.json").read_text())[0])
         weights.append(load_file(folder / "adapter.safetensors"))
@@ -455,6 +430,7 @@ def operations(params: Params, version: str, number: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(launch, "run_worker", counted)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(world.MEETING, f"store-{number}")
     launch.stage(params, version)
     trained(version)
     return sum(int(Path(f"counted-{rank}").read_text()) for rank in range(number))

@@ -243,6 +243,8 @@ def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champ
     lost = Counts({key: 100 * n for key, n in answered.items()})
     lost["answer, direct", next(bucket for (_, bucket), n in answered.items() if not n)] = 100 * answered.total()
     assert drift([lost], answered, Watch())[1] < 0.05  # a bucket that the exam left empty
+    for name, edges in reader.edges.items():
+        assert (name, f"below {edges[0]:g}") in known
     examined_ = counts._examined
     run, record = examined_(params, "v2")
     strangers = [(champion.digest, record), (candidate.digest, record.model_copy(update={"exam_digest": "f" * 64}))]

@@ -65,28 +65,14 @@ class Machine(Section):
     """The vLLM server."""
     processes: Count = 1
     """Processes of a training on this machine, which share the rows of each step; one a GPU, the first visible ones."""
-    nodes: Count = 1
-    """Machines of a training, each with as many processes. This one starts it, the others join by the command that it
-    prints, and all see the project's folder."""
-    address: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")
-    """host:port of this machine where the other nodes reach it; for nodes alone."""
     try_anyway: bool = False
     """Whether a training starts although the estimate of `clinrl doctor` says that it does not fit."""
 
     @model_validator(mode="after")
     def _fits(self) -> "Machine":
-        if self.gpu is not None and self.world > 1:
-            raise refusal(f"is {self.gpu}, but {self.world} processes take a GPU each; leave out gpu", "gpu")
-        if (self.nodes > 1) != (self.address is not None):
-            raise refusal("must be set for several nodes, as host:port of this one, and for these alone", "address")
-        if self.nodes > 1 and self.sampler == "vllm" and not (self.vllm.url or "").startswith("https:"):
-            raise refusal("must be https://HOST:PORT for several nodes, each of which asks it", "vllm.url")
+        if self.gpu is not None and self.processes > 1:
+            raise refusal(f"is {self.gpu}, but {self.processes} processes take a GPU each; leave out gpu", "gpu")
         return self
-
-    @property
-    def world(self) -> int:
-        """The number of processes of a training on all nodes together."""
-        return self.processes * self.nodes
 
     def rows_at_once(self, trainer: dict[str, Any], sequences: int, scale: Scale) -> int | None:
         """The rows that a process computes at once in a training step of `sequences` rows; None: all of its share.
@@ -96,10 +82,10 @@ class Machine(Section):
         own: int | None = trainer["micro_batch"]
         if scale == "embedded":
             return own
-        share, rest = divmod(sequences, self.world)
+        share, rest = divmod(sequences, self.processes)
         if rest:
             raise ParamsError(
-                f"{FILE}: {self.world} processes cannot share the {sequences} rows of a training step evenly; "
+                f"{FILE}: {self.processes} processes cannot share the {sequences} rows of a training step evenly; "
                 f"take a divisor of {sequences}"
             )
         if trainer.get("loss_type") != "bnpo":
@@ -107,8 +93,8 @@ class Machine(Section):
             return most and max(rows for rows in range(1, share + 1) if share % rows == 0 and rows <= most)
         if own and share % own:
             raise ParamsError(
-                f"{FILE}: {self.world} processes have {share} rows of a training step each, which {own} rows at once "
-                "do not divide; take fewer processes, since the loss bnpo depends on the rows at once"
+                f"{FILE}: {self.processes} processes have {share} rows of a training step each, which {own} rows at "
+                "once do not divide; take fewer processes, since the loss bnpo depends on the rows at once"
             )
         return own
 

@@ -243,7 +243,7 @@ def _training(
     sequences, is_built = sequences_of(fields), params.scale == "embedded"
     written = int(fields.get("max_completion", gold))
     written = min(written, round(LONGER * gold)) if is_built else written
-    world = machine.world if params.scale == "full" else 1
+    world = machine.processes if params.scale == "full" else 1
     share = sequences // world
     micro = machine.rows_at_once(fields, sequences, params.scale) or share
     shares = is_built and isinstance(profile, GrpoProfile) and trainer.loss_path == SHARED

@@ -27,12 +27,12 @@ def run_worker(spec: Path, *, several: bool = False) -> int:
     """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
 
     A second signal kills the worker's whole group. The worker dies with this process, however this process ends. With
-    `several`, as many workers as the spec says start on this machine, and the code is that of one that failed.
+    `several`, as many workers as the spec says start, and the code is that of one that failed.
     """
     arguments = [str(spec), str(os.getpid())]
     child: Child
     if several:
-        command = [sys.executable, "-m", WORLD, str(spec), "0", str(os.getpid())]
+        command = [sys.executable, "-m", WORLD, *arguments]
         child = subprocess.Popen(command, start_new_session=True)
     elif forkserver.IS_FORK:  # the worker's libraries are in this process
         child = forkserver.Fork(lambda: import_module(WORKER).main(arguments))

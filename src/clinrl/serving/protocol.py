@@ -22,9 +22,14 @@ COLDEST = 0.01
 
 
 class RequestPart(Strict):
-    """A part of a request. Text is never converted to a number."""
+    """A part of a request. Text is never converted to a number. Null means absent, of any field."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, part: Any) -> Any:
+        return {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part
 
 
 class Text(RequestPart):
@@ -35,7 +40,6 @@ class Text(RequestPart):
 class Turn(RequestPart):
     role: Literal["system", "user", "assistant"]
     content: str | list[Text]
-    refusal: None = None
     reasoning: str | None = None
     """As in an answer that comes back as history; a prompt has content alone, as in training."""
 
@@ -60,7 +64,7 @@ def _computable(temperature: float | None) -> float | None:
 
 
 class ChatRequest(RequestPart):
-    """The body of a request. Null means absent, of any field."""
+    """The body of a request."""
 
     model: str
     messages: list[Turn] = Field(min_length=1, max_length=MAX_TURNS)
@@ -74,11 +78,6 @@ class ChatRequest(RequestPart):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: TemplateOptions | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, body: Any) -> Any:
-        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
 
     @property
     def most(self) -> int | None:
@@ -130,6 +129,7 @@ def read(body: bytes) -> ChatRequest:
 
 def settled(text: str, is_opened: bool) -> Message:
     """The part of an unfinished turn that stays, however the model goes on with `text`."""
+    text = text.rstrip("\ufffd")  # of half a character
     if not is_opened:
         head = text.lstrip()
         if not head.startswith(OPEN):

@@ -209,8 +209,7 @@ class Service:
         try:
             yield answer.begin()
             while isinstance(piece := await job.pieces.get(), tuple):
-                text = decode(version.sampler.tokenizer, piece, ()).text.rstrip("\ufffd")  # of half a character
-                for one in answer.more(settled(text, is_opened)):
+                for one in answer.more(settled(decode(version.sampler.tokenizer, piece, ()).text, is_opened)):
                     yield one
             written = _completion(piece)
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}

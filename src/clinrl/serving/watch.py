@@ -113,7 +113,8 @@ class Watch:
             outcome = counts.FAILED
             try:
                 options = TemplateOptions(enable_thinking=seen.version.served.modes[seen.mode].thinking)
-                ask = seen.ask.model_copy(update={"stream": False, "chat_template_kwargs": options})
+                own = dict.fromkeys(("max_tokens", "max_completion_tokens", "temperature", "top_p"))  # as in its exam
+                ask = seen.ask.model_copy(update={**own, "stream": False, "chat_template_kwargs": options})
                 self._job, is_opened = job(ask, candidate)
                 self._backend.submit(self._job)
                 piece = await self._job.pieces.get()

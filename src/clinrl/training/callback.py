@@ -109,7 +109,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no
         if not logs or "loss" not in logs:
             return
         step = state.global_step
-        for name in ("loss", "grad_norm", "reward", "kl"):
+        for name in alerts.NUMBERS:
             value = logs.get(name)
             if value is not None and not math.isfinite(value):
                 raise TrainingError(
@@ -163,7 +163,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no
 
         A process other than 0 writes only that it failed.
         """
-        if not self.world.is_main and state not in ("failed", "crashed"):
+        if not self.world.is_main and state != "failed":
             return
         file = STATUS if self.world.is_main else OTHERS.format(self.world.rank)
         write_json(self.folder / file, {"state": state, "step": step, "steps": self.steps, "reason": reason})

@@ -27,7 +27,7 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
-from clinrl.config.machine import Machine, read_machine, sequences_of
+from clinrl.config.machine import read_machine, sequences_of
 from clinrl.config.params import Params
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
@@ -82,11 +82,8 @@ def stage(params: Params, version: str) -> None:
             write_json(folder / STATUS, {**status, "state": "starting", "reason": ""})
             for file in folder.glob(OTHERS.format("*")):
                 file.unlink()
-            machine = Machine.model_validate(local["machine"])
-            for node in range(1, machine.nodes):
-                echo(f"another node joins by `python -m clinrl.training.world {folder / SPEC} {node}`")
             with live_metrics(folder) as tell:
-                code = run_worker(folder / SPEC, several=machine.world > 1)
+                code = run_worker(folder / SPEC, several=local["machine"]["processes"] > 1)
                 tell(_fate(code, _status(folder)["state"]))
             _judge(code, folder, version, steps)
         with staged(target) as out:
@@ -113,7 +110,7 @@ def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
     """The spec for the worker, with the settings of machine.yaml, which its digest does not cover."""
     machine, trainer = read_machine(), spec["trainer"]
     if spec["scale"] == "embedded":  # several processes would give other bytes
-        machine = machine.model_copy(update={"processes": 1, "nodes": 1, "address": None})
+        machine = machine.model_copy(update={"processes": 1})
     rows = machine.rows_at_once(trainer, sequences_of(trainer), spec["scale"])
     return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
 

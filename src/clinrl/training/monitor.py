@@ -20,8 +20,9 @@ class HeldOut:
 
     `exact` is the share of greedy answers that equal the gold label. `excess/<label>` is the share of a label among the
     answers minus its share among the gold labels. `kl` estimates the divergence from the parent in nats per token: the
-    mean of r - 1 - log r over tokens that the parent sampled, where r is the ratio of the policy's probability to the
-    parent's (Schulman's low-variance estimator). Create it before training, while the model has the parent's weights.
+    mean of r - 1 - log r over the tokens of texts that the parent sampled, encoded again, where r is the ratio of the
+    policy's probability to the parent's (Schulman's low-variance estimator). Create it before training, while the model
+    has the parent's weights.
     """
 
     def __init__(

@@ -29,6 +29,8 @@ from clinrl.types import Case, Transcript, last_turn
 
 TOGETHER = 64
 """Prompts that are sampled together and written as one part, so the most that a killed run can lose."""
+OVER = "over"
+"""The empty file beside the parts that says that all are there."""
 Paid = tuple[Transcript, float]
 """A completion and its reward."""
 
@@ -66,6 +68,7 @@ def sample(
             advance(len(part))
     if world.any(is_stopped):
         return None
+    (folder / OVER).touch()
     for name, first in parts:
         lines = json.loads((folder / f"{name}-{first}.json").read_text(encoding="utf-8"))
         done = [(Transcript.model_validate(one), paid) for one, paid in lines]

@@ -19,6 +19,7 @@ from clinrl.models import bases
 from clinrl.models.engine import Engine, connect, name_of, seed_of
 from clinrl.models.vllm_client import Request
 from clinrl.training.launch import SAMPLERS
+from clinrl.training.rejection import OVER
 from clinrl.training.trl import write_weights
 from clinrl.training.world import World
 
@@ -82,7 +83,8 @@ def begin(
     """
     if spec["scale"] != "full" or spec["method"] == "sft":
         return None
-    if spec["method"] == "rejection" and checkpoint is not None:  # all is sampled, and imitation needs no server
+    parts = folder / "sampled"
+    if spec["method"] == "rejection" and (parts / OVER).exists():  # imitation needs no server
         return None
     engine = None
     if spec["machine"]["sampler"] == "vllm":
@@ -93,9 +95,9 @@ def begin(
                     engine.adopt(parent)
                     engine.check_adopted()
                 world.gathered([])
-    parts = len(list((folder / "sampled").glob("*.json")))
-    after = parts or (int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0)
-    note(folder, engine.identity if engine else bases.identity_of(model, paths.base(spec["task"])), after)
+    if world.is_main:
+        after = len([*parts.glob("*.json")]) or (int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0)
+        note(folder, engine.identity if engine else bases.identity_of(model, paths.base(spec["task"])), after)
     return engine
 
 

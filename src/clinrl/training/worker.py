@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     try:
         world = world_of(os.environ, spec["machine"])
         if spec["scale"] == "full":  # before an import that initialises CUDA, such as that of bitsandbytes
-            gpus.show_one(world.local if world.size > 1 else spec["machine"]["gpu"] or 0)
+            gpus.show_one(world.rank if world.size > 1 else spec["machine"]["gpu"] or 0)
     except Refused as error:
         print(f"clinrl.training.worker: {error}", file=sys.stderr)
         return error.exit_code
@@ -150,7 +150,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     trl.restore_precision(model, start)
     watch.moved, watch.shares = lambda: trl.differs(model, start), shares_threads(spec)
     if spec["trainer"].get("held_out") and world.is_main:
-        trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
+        with trainer.accelerator.autocast():  # as when it looks: a policy that has not moved has a kl of 0
+            trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     at_once, loss_type = int(trainer.args.per_device_train_batch_size), spec["trainer"].get("loss_type", "")

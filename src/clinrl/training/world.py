@@ -19,7 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clinrl.config.machine import Machine
 from clinrl.errors import Refused
 from clinrl.tasks.base import get_task
 
@@ -31,10 +30,6 @@ TIMEOUT = timedelta(hours=2)
 """How long a process waits for another one that is alive but busy, for example with a held-out evaluation."""
 STOPPED = 6
 """The exit code of a process that stopped on request and can be continued: none of a refusal, an alarm, a full disk."""
-FAILED = "node-{}.failed"
-"""The file that a node's launcher writes beside the spec when one of its processes has failed, by the node's number."""
-WITH_ANOTHER = 7
-"""The exit code of a launcher that ends because another node failed; no process of a training ends with it."""
 GRACE_S = 5
 """Seconds that the other processes have to end once one has failed, before they are killed."""
 MEETING = "CLINRL_MEETING"
@@ -48,9 +43,7 @@ class World:
 
     size: int = 1
     rank: int = 0
-    """The number of this process."""
-    local: int = 0
-    """The number of this process on its machine."""
+    """The number of this process, and of its GPU."""
 
     @property
     def is_main(self) -> bool:
@@ -80,8 +73,7 @@ class World:
         import torch
 
         torch.set_num_threads(1)  # threads of several processes would wait for each other
-        meeting = os.environ.get(MEETING)  # None: by the address in torchrun's variables
-        store = torch.distributed.FileStore(meeting, self.size) if meeting else None  # type: ignore[attr-defined]
+        store = torch.distributed.FileStore(os.environ[MEETING], self.size)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(
             "gloo" if on_cpu else "nccl", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
         )
@@ -111,13 +103,13 @@ def is_on_cpu(scale: str) -> bool:
 
 def world_of(environment: Mapping[str, str], machine: Mapping[str, Any]) -> World:
     """The world that a launcher's environment variables name. Raises Refused if its size is not the spec's."""
-    size, wanted = int(environment.get("WORLD_SIZE", 1)), machine["processes"] * machine["nodes"]
+    size, wanted = int(environment.get("WORLD_SIZE", 1)), machine["processes"]
     if size != wanted:
         raise Refused(
-            f"{size} processes were started for a training by {wanted}; set processes and nodes in machine.yaml, and "
-            "give `clinrl train` again without a launcher"
+            f"{size} processes were started for a training by {wanted}; set processes in machine.yaml, and give "
+            "`clinrl train` again without a launcher"
         )
-    return World(size, int(environment.get("RANK", 0)), int(environment.get("LOCAL_RANK", 0))) if size > 1 else ALONE
+    return World(size, int(environment.get("RANK", 0))) if size > 1 else ALONE
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
@@ -130,41 +122,25 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Start the processes of a node, and end them all once one has failed. Returns the exit code of the failed one, or
-    128 plus the number of the signal that ended it.
+    """Start the processes of a training, and end them all once one has failed. Returns the exit code of the failed one,
+    or 128 plus the number of the signal that ended it.
 
-    Arguments: the spec, the node's number, and optionally the id of a process to die with. The first SIGTERM or SIGINT
-    is passed on and asks the processes to stop after their step; the second kills them. A node that failed writes a
-    file beside the spec, since processes that still wait for it to join would not notice.
+    Arguments: the spec, and the id of a process to die with. The first SIGTERM or SIGINT is passed on and asks the
+    processes to stop after their step; the second kills them.
     """
     from clinrl.runtime.starter import die_with
     from clinrl.runtime.worker_process import WORKER
 
-    if len(arguments) < 2 or not Path(arguments[0]).is_file() or not arguments[1].isdecimal():
-        print(
-            "clinrl.training.world: give the spec and the number of this node, as `clinrl train` says", file=sys.stderr
-        )
-        return 2
-    spec, node, *parents = arguments
-    for parent in parents:
-        die_with(int(parent))
-    machine = Machine.model_validate(json.loads(Path(spec).read_text(encoding="utf-8"))["machine"])
-    if int(node) >= machine.nodes:
-        print(f"clinrl.training.world: there is no node {node}, of {machine.nodes} counted from 0", file=sys.stderr)
-        return 2
-    failures = [Path(spec).with_name(FAILED.format(number)) for number in range(machine.nodes)]
-    for before in failures if node == "0" else [failures[int(node)]]:
-        before.unlink(missing_ok=True)
+    spec, parent = arguments
+    die_with(int(parent))
+    size = json.loads(Path(spec).read_text(encoding="utf-8"))["machine"]["processes"]
     received = list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: received.append(number))
     with tempfile.TemporaryDirectory(prefix="clinrl-world-") as folder:
         command = [sys.executable, "-m", WORKER, spec, str(os.getpid())]
-        places = [place(machine, int(node), local, folder) for local in range(machine.processes)]
-        children = [subprocess.Popen(command, env=os.environ | its) for its in places]
-        code = _first_failure(children, failures, received)
-        if code not in (0, STOPPED, WITH_ANOTHER) and machine.nodes > 1:
-            failures[int(node)].touch()
+        children = [subprocess.Popen(command, env=os.environ | place(size, rank, folder)) for rank in range(size)]
+        code = _first_failure(children, received)
         _end(children)
         deadline = time.monotonic() + GRACE_S
         for child in children:
@@ -175,9 +151,7 @@ def main(arguments: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _first_failure(
-    children: Sequence["subprocess.Popen[bytes]"], failures: Sequence[Path], received: Sequence[int]
-) -> int:
+def _first_failure(children: Sequence["subprocess.Popen[bytes]"], received: Sequence[int]) -> int:
     """Wait until one process fails or all end, and pass on signals that are received. Returns the exit code, or 0."""
     passed_on = 0
     while None in (codes := [child.poll() for child in children]) and not any(codes):
@@ -185,9 +159,8 @@ def _first_failure(
         if len(received) > passed_on:
             passed_on = len(received)
             _end(children, kill=passed_on > 1)
-        if any(failure.exists() for failure in failures):
-            return WITH_ANOTHER
-    return min((code for code in codes if code), default=0)  # a signal, being negative, precedes its effects
+    # A signal, being negative, precedes its effects; 1 is also how a process ends that has lost another.
+    return min((code for code in codes if code), key=lambda code: (code == 1, code), default=0)
 
 
 def _end(children: Sequence["subprocess.Popen[bytes]"], *, kill: bool = False) -> None:
@@ -195,15 +168,11 @@ def _end(children: Sequence["subprocess.Popen[bytes]"], *, kill: bool = False) -
         child.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
 
-def place(machine: Machine, node: int, local: int, folder: str) -> dict[str, str]:
+def place(size: int, rank: int, folder: str) -> dict[str, str]:
     """The environment variables by which a process knows its number, named as torchrun does, and finds the others."""
-    rank = node * machine.processes + local
-    sizes = {"WORLD_SIZE": machine.world, "LOCAL_WORLD_SIZE": machine.processes}
-    numbers = {"RANK": rank, "LOCAL_RANK": local, **sizes, "OMP_NUM_THREADS": 1}
+    sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, **sizes, "OMP_NUM_THREADS": 1}
     named = {name: str(number) for name, number in numbers.items()}
-    if machine.address is not None:
-        host, port = machine.address.rsplit(":", 1)
-        return named | {"MASTER_ADDR": host, "MASTER_PORT": port}
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     return named | {MEETING: f"{folder}/store", "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
 

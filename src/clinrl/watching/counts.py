@@ -4,6 +4,7 @@ A feature puts a request into one of its buckets, which come from the exam: its 
 lengths and numbers, its labels. No bucket's name holds any other text of a request.
 """
 
+import math
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -107,7 +108,8 @@ def reference(params: Params, name: str, digest: str, candidates: Sequence[str] 
     for mode, answers in given.items():
         counts.update((ANSWER + mode, answer) for answer in answers)
         counts.update({(ANSWER + mode, one): 0 for one in columns(run.task)})  # tested even where the exam has none
-    counts.update({(name, "absent"): 0 for name in reader.edges})
+    for name, of in reader.edges.items():
+        counts.update({(name, _bucket(value, of)): 0 for value in (None, -math.inf, *of)})
     for candidate in candidates:
         candidate_name, _, digest_start = candidate.removesuffix(SHADOW).partition("@")
         try:

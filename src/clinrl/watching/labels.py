@@ -55,7 +55,7 @@ def _read(path: Path) -> list[Label]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"{path} has more than {MOST_BYTES >> 20} MiB; give it in parts")
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().rstrip().splitlines()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     found = []
