@@ -169,7 +169,7 @@ def described(top: argparse.ArgumentParser, commands: Mapping[str, Command]) -> 
                 action: (does, arguments(words))
                 for one in parsers[name]._actions
                 if isinstance(one, argparse._SubParsersAction)
-                for (action, words), (does, _) in zip(one.choices.items(), command.actions.values(), strict=True)
+                for (action, words), (does, _, _) in zip(one.choices.items(), command.actions.values(), strict=True)
             },
             "examples": command.examples,
         }

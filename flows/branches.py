@@ -159,9 +159,7 @@ def _check(of: str, old: str, new: str, may_change: Collection[str]) -> None:
     outside = [path for path in changed if allowed.isdisjoint([path, *map(str, Path(path).parents)])]
     if foreign := outside or [*filter(OBEYED.search, changed)]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
-    log = next(iter(_from_the_root([str(paths.audit_log())])))
-    held = _lines(old, log)  # a kill may have cut its last line short
-    if not _lines(new, log).startswith(held[: held.rfind("\n") + 1]):
+    if not audit_log.grew(log := paths.audit_log(), old, new):
         raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
 
 
@@ -185,12 +183,6 @@ def _entries(commit: str) -> Stages:
     if blocks is None:
         raise Refused(f"{LOCK} of {commit} is not as DVC writes it; see who pushed it, and run `dvc repro` anew")
     return Stages(blocks)
-
-
-def _lines(commit: str, path: str) -> str:
-    """The text of a file at a commit; empty if it is not there."""
-    is_there = git("ls-tree", "--full-tree", commit, "--", path)
-    return git("show", f"{commit}:{path}", strip=False) if is_there else ""
 
 
 def _from_the_root(paths: Iterable[str]) -> set[str]:

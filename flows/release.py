@@ -24,10 +24,11 @@ from prefect.states import Completed, Running
 
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, GateError, Refused, SignatureError
+from clinrl.registry import versions
 from clinrl.release import promotion as releases
 from clinrl.release.gate import Decision
 from clinrl.release.moves import approval_of
-from clinrl.release.standing import champion_of, check_unchanged, is_champion, outcome
+from clinrl.release.standing import check_unchanged, is_champion, outcome
 from clinrl.signing import approval as approvals
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
@@ -100,7 +101,8 @@ def full_model(params: Params, fold: str, version: str) -> str | None:
             decision = steps.decide(fold)
             pages.show_decision(decision)
             if decision.promote:
-                approval, approved = approval_of(params, champion_of(params, version))
+                champion = versions.find(params.model(version).registered, versions.CHAMPION)
+                approval, approved = approval_of(params, champion)
                 steps.promote(fold, decision, approval, approved)
         except (ArtefactError, GateError) as refused:  # the version is champion all the same
             return f"{fold} is not promoted: {refused}"

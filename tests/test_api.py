@@ -62,6 +62,8 @@ def test_the_five_lines_of_the_page(project, tmp_path):
         clinrl.load_champion("esi")
     with pytest.raises(RegistryError, match=r"the registered model 'esy' has no champion; did you mean esi\?"):
         clinrl.load_champion("esy")
+    with pytest.raises(RegistryError, match="model 'esi-merged' has no champion; `clinrl promote` makes one"):
+        clinrl.load_champion("esi-merged")
     versions.point("esi", versions.CHAMPION, project)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.DOTALL)[1]

@@ -65,6 +65,8 @@ engine = _named_in(".clinrl/engines", ".json")
 """The address and the key of the vLLM server of a task's base on this machine; private."""
 engine_adapters = _named_in(".clinrl/engines")
 """The copies of adapters that the vLLM server of a task's base reads, where it needs copies."""
+retraining_report = _named_in("data/reports/retraining", ".json")
+"""The results of a task's simulated retraining; the page lies beside it."""
 watched = _named_in(".clinrl/watched", ".sqlite")
 """The counts of a registered model's requests and answers; private."""
 
@@ -82,11 +84,6 @@ def params_proof() -> Path:
 def exam_record(task: str, name: str) -> Path:
     """The record of an exam of a version, a merge or a base. A comparison depends on the folder of its task."""
     return Path("data/reports/exams") / task / f"{name}.json"
-
-
-def retraining_report(task: str) -> Path:
-    """The results of a task's simulated retraining; the page lies beside it."""
-    return Path("data/reports/retraining") / f"{task}.json"
 
 
 def checkpoints(version: str, key: str) -> Path:

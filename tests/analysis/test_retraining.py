@@ -177,7 +177,7 @@ def test_the_account_of_many_lives_is_that_of_the_gate():
             key = (str(week), "c", "a")
             look = budget.look(held[life], plan.budget, key, "x1")
             assert bool(passed[life]) == (p <= look.level)
-            left = look.left(passed=bool(passed[life]))
+            left = held[life].after(key, look, passed=bool(passed[life]))
             held[life] = budget.Account(left, {**held[life].looks, key: look})
     assert rule.left.tolist() == [account.left for account in held]
     assert len({*rule.looks.tolist()}) == 1

@@ -31,7 +31,7 @@ def test_at_full_scale_times_are_reckoned_and_called_so(params: Params, capsys: 
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("reckoned, at most")
     assert lines[at + 1].split() == ["task", "longest,", "of", "write", "loss", "step", "all"]
-    assert lines[at + 2].startswith("esi      esi-v49")
+    assert lines[at + 2].startswith("esi\tesi-v49\t")
     assert "Rates measured on this CPU: " in lines[at + 3]
     assert all(len(line) <= 90 for line in lines)
     assert code in (0, 1)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -369,12 +368,12 @@ def test_each_command_has_a_function_that_takes_its_arguments(name):
     command = commands.COMMANDS[name]
     if command.stage:
         assert callable(import_module(f"clinrl.{command.stage}").stage)
-    if command.runs:
-        module, _, function = command.runs.partition(":")
+    own = [(command.runs, (*command.arguments, *command.one_of))] if command.runs else []
+    for runs, arguments in (*own, *((one.runs or command.runs, one.arguments) for one in command.actions.values())):
+        module, _, function = runs.partition(":")
         takes = inspect.signature(getattr(import_module(f"clinrl.{module}"), function)).parameters
         parser = ArgumentParser(conflict_handler="resolve")
-        actions = [arguments for _, arguments in command.actions.values()]
-        for argument in (*command.arguments, *command.one_of, *chain(*actions)):
+        for argument in arguments:
             assert parser.add_argument(*argument.flags, **argument.settings).dest in takes
 
 

@@ -45,5 +45,5 @@ def test_yaml_and_json_say_the_same(capsys: pytest.CaptureFixture[str]):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ParamsError, match="'v9' is not a version, a merge or a base; allowed: esi-base, v1"):
+    with pytest.raises(ParamsError, match="'v9' is neither a version, a merge nor the base of a task; allowed: esi-base"):
         stage(PARAMS, "v9")

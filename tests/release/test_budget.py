@@ -21,7 +21,7 @@ def line(candidate: str, look: budget.Look | None, *, promote: bool, exam: str =
     """A decision as the audit log holds it; one from before there were plans without a look."""
     body = {"candidate_digest": candidate, "champion_digest": champion, "exam_digest": exam, "promote": promote}
     if look is not None:
-        spent = Spent(**look.model_dump(), left_after=look.left(passed=promote))
+        spent = Spent(**look.model_dump(), left_after=look.level if promote else look.before - look.level)
         body |= {"budget": spent.model_dump(mode="json")}
     return Entry.model_construct(kind="decision", body=body)
 
@@ -50,11 +50,14 @@ def test_a_refusal_spends_its_level_and_a_success_gets_it_back():
 
 def test_a_question_that_is_asked_again_states_what_is_left_now():
     lines: list[Entry] = []
-    first, second = ask(lines, "1", promote=False), ask(lines, "2", promote=False)
+    first = ask(lines, "1", promote=False)
+    ask(lines, "2", promote=False)
     held, key = budget.account(lines, EXAM, PLAN.alpha), ("1", "c", "a")
     assert held.after(key, first, passed=False) == held.left == pytest.approx(0.008)
     assert held.after(key, first, passed=True) == held.left
-    assert held.after(("3", "c", "a"), second, passed=True) == second.level
+    third = budget.look(held, PLAN, ("3", "c", "a"), "x1")
+    assert held.after(("3", "c", "a"), third, passed=True) == third.level < held.left
+    assert held.after(("3", "c", "a"), third, passed=False) == pytest.approx(0.0032)
 
 
 def test_the_same_question_is_no_further_look():

@@ -20,6 +20,15 @@ class Argument(NamedTuple):
     settings: Mapping[str, Any]
 
 
+class Action(NamedTuple):
+    """A subcommand of a command."""
+
+    help: str
+    arguments: tuple[Argument, ...]
+    runs: str = ""
+    """As of a command, without the word for the action; empty: the command's function runs it, which takes the word."""
+
+
 def arg(*flags: str, **settings: Any) -> Argument:
     """An argument from the flags and settings of `add_argument`."""
     return Argument(flags, settings)
@@ -34,14 +43,14 @@ class Command:
     description: str
     examples: str
     runs: str = ""
-    """`module:function` below clinrl, imported when the command runs; empty for a command that only runs a stage."""
+    """`module:function` below clinrl, imported when the command runs; empty if a stage or its actions run instead."""
     stage: str = ""
     """The module of a stage of dvc.yaml. Its inputs are compared with dvc.lock, and its outputs are signed."""
     arguments: tuple[Argument, ...] = ()
     one_of: tuple[Argument, ...] = ()
     """Arguments of which the user must give exactly one."""
-    actions: Mapping[str, tuple[str, tuple[Argument, ...]]] = field(default_factory=dict)
-    """Subcommands of the command, by name: the help text and the arguments of each."""
+    actions: Mapping[str, Action] = field(default_factory=dict)
+    """By name."""
     takes: tuple[str, ...] = ("params",)
     """What the function takes besides the arguments: `params`, checked; `source`, the path that they are read from."""
     also: str = ""

@@ -47,6 +47,12 @@ def _run(arguments: dict[str, Any]) -> int:
     """Call the command's function with the arguments that it takes. Heavy modules are imported here, not before."""
     name, source = arguments.pop("command"), arguments.pop("params")
     command, given = COMMANDS[name], {}
+    runs, full_name = command.runs, name
+    if action := arguments.get("action"):
+        full_name = f"{name} {action}"
+        if own := command.actions[action].runs:
+            runs = own
+            del arguments["action"]
     if not command.takes and source != Path("params.yaml"):
         raise ParamsError(f"`clinrl {name}` reads no file of --params; leave it out")
     if "source" in command.takes:
@@ -57,14 +63,13 @@ def _run(arguments: dict[str, Any]) -> int:
 
         given["params"] = load_params(source)
         has_name = arguments.get("name") is not None
-        # `compare` and commands with actions accept names of several kinds, and check them themselves.
-        if has_name and not command.actions and name != "compare":
-            check_name(given["params"], arguments["name"], name)
-    if not command.runs:
+        if has_name and name != "compare":  # which accepts names of several kinds, and checks them itself
+            check_name(given["params"], arguments["name"], full_name)
+    if not runs:
         from clinrl.cli.stage_commands import make
 
         make(given["params"], source, name, arguments["name"])
         return 0
-    module, _, function = command.runs.partition(":")
+    module, _, function = runs.partition(":")
     code: int | None = getattr(import_module(f"clinrl.{module}"), function)(**given, **arguments)
     return code or 0

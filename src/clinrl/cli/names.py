@@ -36,7 +36,9 @@ def check_name(params: Params, name: str, command: str, *, kind: str = "", task:
     Raises ParamsError for any other name. The message suggests names of `task`, or of the task that the name begins
     with if there is one; for an alias such as esi@champion it names the command that looks the alias up.
     """
-    kind = kind or COMMANDS[command].arguments[0].settings["metavar"]
+    word, _, action = command.partition(" ")
+    described = COMMANDS[word].actions[action] if action else COMMANDS[word]
+    kind = kind or described.arguments[0].settings["metavar"]
     kinds = [kind, *(FURTHER_KINDS.get(command, ()) if kind != "COMPARISON" else ())]
     accepted = {name: task for each in kinds for name, task in names(params, each).items()}
     if name in accepted:

@@ -1,6 +1,6 @@
 """Release, inspect, setup: the subcommands about what was made, and about the project."""
 
-from clinrl.cli.arguments import JSON, LAST_PORT, Command, arg, file, folder, name, natural, share, value
+from clinrl.cli.arguments import JSON, LAST_PORT, Action, Command, arg, file, folder, name, natural, share, value
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
@@ -104,22 +104,27 @@ RELEASE = {
         "Imported data is refused. `openenv` writes the manifest of what `clinrl openenv` serves.",
         examples="clinrl export inspect esi-v49\nclinrl export inspect audit-v3 --mode direct --out logs\n"
         "clinrl export lm-eval esi --out tasks\nclinrl export verifiers audit\nclinrl export openenv esi",
-        runs="cli.export_commands:export",
         actions={
-            "inspect": (
+            "inspect": Action(
                 "an exam as a log of Inspect, a sample a case",
                 (
                     name("NAME", "a version or a merge of params.yaml, or TASK-base"),
                     arg("--mode", metavar="MODE", help="a mode of params.yaml; default: the first"),
                     OUT,
                 ),
+                "exports.inspect_log:stage",
             ),
-            "lm-eval": (
+            "lm-eval": Action(
                 "a task of one turn as a folder of lm-evaluation-harness",
                 (name("TASK"), OPEN_EXAM, OUT),
+                "exports.lm_eval:stage",
             ),
-            "openenv": ("the manifest of a task's environment", (name("TASK"), OUT)),
-            "verifiers": ("a task as a package of verifiers", (name("TASK"), OPEN_EXAM, OUT)),
+            "openenv": Action(
+                "the manifest of a task's environment", (name("TASK"), OUT), "exports.openenv_manifest:stage"
+            ),
+            "verifiers": Action(
+                "a task as a package of verifiers", (name("TASK"), OPEN_EXAM, OUT), "exports.verifiers:stage"
+            ),
         },
         also="inspect-ai eval-log lm-eval prime-rl convert",
     ),
@@ -189,8 +194,8 @@ RELEASE = {
         examples="clinrl watch report esi\nclinrl watch report esi --json\nclinrl watch labels esi outcomes.jsonl",
         runs="cli.watch_command:watch",
         actions={
-            "report": ("say how champion and candidate stand", (MODEL, JSON)),
-            "labels": (
+            "report": Action("say how champion and candidate stand", (MODEL, JSON)),
+            "labels": Action(
                 "count labels that came",
                 (MODEL, arg("file", type=file, metavar="FILE", help='lines of {"id": ..., "label": ...}')),
             ),
@@ -228,7 +233,7 @@ INSPECT = {
         "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise. --graph draws versions "
         "and merges as a tree, with the first stage that is not up to date.",
         examples="clinrl plan\nclinrl plan --graph esi\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
-        runs="cli.registry_commands:plan",
+        runs="pipeline.plan:stage",
         arguments=(
             arg("version", metavar="VERSION", nargs="?", help="only this version and its ancestors"),
             arg("--graph", metavar="TASK", nargs="?", const="", help="draw the versions of TASK, or all, as a tree"),
@@ -374,9 +379,9 @@ SETUP = {
         'clinrl keys vouch "laptop stolen; lines 1 to 12 are ours"',
         runs="cli.key_commands:keys",
         actions={
-            "init": ("make the key of this checkout", (JSON,)),
-            "show": ("list whose signatures count, and for what", (JSON,)),
-            "trust": (
+            "init": Action("make the key of this checkout", (JSON,)),
+            "show": Action("list whose signatures count, and for what", (JSON,)),
+            "trust": Action(
                 "let the signatures of one more key count",
                 (
                     arg("name", metavar="NAME", help="whose key it is"),
@@ -384,7 +389,7 @@ SETUP = {
                     JSON,
                 ),
             ),
-            "vouch": (
+            "vouch": Action(
                 "sign the audit log anew after you read the lines of a key that was revoked",
                 (arg("reason", metavar="REASON", help="why the key was revoked, for the audit log"),),
             ),

@@ -118,7 +118,7 @@ def add_command(commands: Any, name: str, command: Command, **settings: Any) -> 
         _add(subparser.add_mutually_exclusive_group(required=True), command.one_of)
     if command.actions:
         actions = subparser.add_subparsers(dest="action", metavar="ACTION", required=True)
-        for action, (does, arguments) in command.actions.items():
+        for action, (does, arguments, _) in command.actions.items():
             _add(
                 actions.add_parser(action, help=does, description=does, parents=settings.get("parents", ())), arguments
             )

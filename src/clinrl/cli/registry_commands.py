@@ -15,7 +15,6 @@ from clinrl.config.params import Params
 from clinrl.errors import ParamsError, echo
 from clinrl.evaluation import notebook
 from clinrl.evaluation.answers import HISTORY
-from clinrl.pipeline import plan as plans
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
 from clinrl.release import decisions, promotion
@@ -214,20 +213,6 @@ def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
     for link in broken:
         echo(f"{link.version}, {link.link}: {link.says}")
     return 1 if broken else 0
-
-
-def plan(params: Params, version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
-    """Print the plan of a version's lineage, or of all versions.
-
-    With `graph`, draw the tree of the task that `graph` names, or of every task if it is empty. Raises ParamsError for
-    an unknown version or task, and for `graph` together with a version or JSON.
-    """
-    if graph is None:
-        plans.stage(params, version, as_json=as_json)
-    elif version or as_json:
-        raise ParamsError("--graph draws the tree of a task; leave the version and --json out")
-    else:
-        plans.draw(params, graph)
 
 
 def _show(*entries: registry.Entry, as_json: bool = False) -> None:

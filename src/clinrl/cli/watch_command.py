@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from clinrl.cli.names import check_name
+from clinrl.cli.names import names
 from clinrl.config.params import Params
 from clinrl.errors import Refused, echo
 from clinrl.registry import versions
@@ -22,7 +22,7 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     Returns 1 if there is an alarm, or if no label is of an answer that is kept; else 0. Raises Refused if nothing was
     counted on this machine, since the absence of an alarm then means nothing.
     """
-    task = get_task(check_name(params, name, "watch", kind="MODEL"))
+    task = get_task(names(params, "MODEL")[name])
     if file is not None:
         matched, given = labels.take_in(name, task, file)
         echo(f"{matched} of {given} labels are of answers that are kept, and were counted")

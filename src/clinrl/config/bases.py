@@ -84,12 +84,14 @@ class EmbeddedBase(Embedded):
 
 
 class HubModel(Section):
-    """A checkpoint of the Hugging Face hub, or a folder that holds one."""
+    """A checkpoint of the Hugging Face hub, or a folder that holds one: a judge, or a base."""
 
     repo: str
     """owner/name on the hub, or the absolute path of a folder."""
     revision: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")
     """Branch, tag or 40-digit commit; the base stage records the commit that it stood for."""
+    quantize: Literal["nf4", "none"]
+    """nf4: weights held in 4 bits (QLoRA, where they are trained). none: bfloat16."""
 
     @model_validator(mode="after")
     def _place(self) -> "HubModel":
@@ -99,14 +101,7 @@ class HubModel(Section):
         return self
 
 
-class HubJudge(HubModel):
-    """A checkpoint that serves as a judge."""
-
-    quantize: Literal["nf4", "none"]
-    """nf4: weights held in 4 bits (QLoRA, where they are trained). none: bfloat16."""
-
-
-class HubBase(HubJudge):
+class HubBase(HubModel):
     """A checkpoint that starts a lineage, and the judges for the task's reward or measures."""
 
     lora: Lora | None = Field(default=None, exclude_if=unless(None))
@@ -123,7 +118,7 @@ class HubBase(HubJudge):
     """As in `embedded`."""
     turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
     """As in `embedded`."""
-    judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))
+    judges: dict[Judge, HubModel] = Field(default_factory=dict, exclude_if=unless({}))
     """The judges that the task's reward or measures ask, under the names judge and second_judge."""
 
 

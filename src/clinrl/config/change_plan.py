@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from clinrl.config import full
 from clinrl.config.base import Count, Distinct, Section, check_all, check_known, refusal
 from clinrl.errors import format_value
 from clinrl.tasks.base import EXACT, get_task
@@ -194,7 +193,7 @@ def _differences(
 
 def _recipe(params: "Params", task: str, profile: str) -> dict[str, Any]:
     """The values of a recipe by path, including the defaults of its reward."""
-    recipe = full.recipe(params, profile)
+    recipe = params.recipe(profile)
     fields = recipe.model_dump(mode="json")
     if "reward" in fields:
         fields["reward"] = get_task(task).Reward.model_validate(recipe.reward).model_dump(mode="json")

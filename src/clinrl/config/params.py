@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from clinrl.config import change_plan, full, references, schema
+from clinrl.config import change_plan, references, schema
 from clinrl.config.base import Name, People, Scale, Section, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.comparisons import Comparison, Rival
@@ -121,8 +121,27 @@ class Params(Section):
 
         Raises ParamsError for an unknown profile."""
         check_known("params.yaml", profile, self.profiles, "a profile")
-        found: SftTrainer | GrpoTrainer = full.recipe(self, profile).trainer[self.scale]
+        found: SftTrainer | GrpoTrainer = self.recipe(profile).trainer[self.scale]
         return found
+
+    def recipe(self, name: str) -> Any:
+        """A recipe by name. Settings in the checkpoint's block replace those of its trainer at the full scale.
+
+        A publication states its settings for one checkpoint. So they are in the block of that checkpoint, below
+        `bases`, which DVC tracks only at the full scale. Raises ParamsError for a setting that the trainer does not
+        have, or that does not fit.
+        """
+        profile = self.profiles[name]
+        instead = {task: base.full.recipes[name] for task, base in self.bases.items() if name in base.full.recipes}
+        if not instead:
+            return profile
+        ((task, settings),) = instead.items()
+        own = profile.trainer["full"]
+        try:
+            whole = type(own).model_validate({**own.model_dump(exclude_unset=True), **settings})
+        except ValidationError as error:
+            raise ParamsError(sentence(error, type(own), f"bases.{task}.full.recipes.{name}")) from None
+        return profile.model_copy(update={"trainer": {**profile.trainer, "full": whole}})
 
     def lora(self, version: str) -> Lora:
         """The shape of a version's adapter at the active scale. Raises ParamsError for an unknown version."""

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from clinrl.config import change_plan, full, schema
+from clinrl.config import change_plan, schema
 from clinrl.config.base import RESERVED, RESERVED_MODES, check_all, check_known
 from clinrl.config.comparisons import check_comparisons
 from clinrl.config.recipes import GrpoTrainer, RejectionProfile, RejectionTrainer, SftProfile, lengths
@@ -29,7 +29,7 @@ def check(params: "Params") -> None:
     _check_data(params)
     for name, profile in params.profiles.items():
         check_all(f"profiles.{name}.modes", profile.modes, params.modes, "a mode")
-    full.check(params)
+    _check_checkpoints(params)
     for name, version in params.versions.items():
         _check_names(params, f"versions.{name}", name, version)
     for name, version in params.versions.items():
@@ -83,6 +83,17 @@ def _check_data(params: "Params") -> None:
             raise ParamsError(f"imports.{name} is the name of a data set too; an import needs one of its own")
 
 
+def _check_checkpoints(params: "Params") -> None:
+    """Refuse settings of a recipe that is missing or another task's, or that do not fit the recipe."""
+    for task, base in params.bases.items():
+        others = {spec.profile for spec in params.versions.values() if spec.task != task}
+        others |= {name for other in params.bases if other != task for name in params.bases[other].full.recipes}
+        own = [name for name in params.profiles if name not in others]
+        for name in base.full.recipes:
+            check_known(f"bases.{task}.full.recipes", name, own, f"a recipe of {task}")
+            params.recipe(name)
+
+
 def _check_names(params: "Params", at: str, name: str, version: schema.VersionSpec) -> None:
     if name.endswith("-base") or name in RESERVED:
         raise ParamsError(f"{at} is a reserved name: a version is not called {', '.join(RESERVED)} or anything-base")
@@ -133,7 +144,7 @@ def _check_parent(params: "Params", name: str, version: schema.VersionSpec) -> N
 
 def _check_recipe(params: "Params", name: str, version: schema.VersionSpec) -> None:
     """Refuse a profile that does not fit the task of its version."""
-    at, profile, task = f"profiles.{version.profile}", full.recipe(params, version.profile), get_task(version.task)
+    at, profile, task = f"profiles.{version.profile}", params.recipe(version.profile), get_task(version.task)
     _check_stream(f"{at}.stream", profile, task)
     check_known(f"{at}.view", profile.view, [GIVEN, *task.reporting.variants], f"an input variant of {task.name}")
     caps = profile.stream.cap.values()

@@ -7,10 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from clinrl.artifacts import dump_yaml
-from clinrl.config.base import check_known
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
-from clinrl.config.schema import Merge, VersionSpec
 from clinrl.signing.keys import Key
 
 
@@ -26,11 +24,8 @@ def stage(params: Params, name: str | None = None, *, resolved: bool = False, as
 
 def uses(params: Params, name: str, *, resolved: bool) -> dict[str, Any]:
     """The parameters that build and evaluate a version, a merge or a base, by their use."""
-    built: dict[str, VersionSpec | Merge] = {**params.versions, **params.merges.all}
-    check_known("params.yaml", name, [*built, *params.roots], "a version, a merge or a base")
-    made = built.get(name)
-    task = made.task if made else params.roots[name]
-    exam = made.exam if made else params.bases[task].exam
+    model = params.model(name)
+    task, exam = model.task.name, model.exam
     found: dict[str, Any] = {"name": name, "task": task, "scale": params.scale}
     if name in params.versions:
         version = params.versions[name]
@@ -45,8 +40,8 @@ def uses(params: Params, name: str, *, resolved: bool) -> dict[str, Any]:
         found["data"] = {version.data: plain(params.data_spec(version.data), defaults=resolved)}
         found["recipe"] = {version.profile: recipe}
         found["why"] = version.why
-    elif made:
-        merge = plain(made, defaults=resolved)
+    elif name in params.merges.all:
+        merge = plain(params.merges.all[name], defaults=resolved)
         found["merge"] = {key: value for key, value in merge.items() if key not in ("task", "exam")}
     blocks = {mode: params.mode(mode, task) if resolved else block for mode, block in params.modes.items()}
     modes = {mode: plain(block, defaults=resolved) for mode, block in blocks.items()}

@@ -26,9 +26,6 @@ class Mode(Section):
     its other turns have left."""
 
 
-MAX_CASES = 1_000_000
-
-
 class DataSpec(Section):
     """The fields that all data sets have."""
 
@@ -48,7 +45,7 @@ class DatasetSpec(DataSpec):
     recorded."""
     mix: str
     """One of the task's class mixes, such as natural: how often each label is drawn."""
-    cases: Annotated[int, Field(ge=1, le=MAX_CASES)]
+    cases: Count
     """Number of distinct cases, at most a million: more would be drawn for days."""
     seed: Seed
     """Seed of the draw, 0 to 2^32 - 1."""

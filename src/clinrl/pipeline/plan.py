@@ -20,13 +20,21 @@ NARROW = ("version", "method", "steps", "stands")
 """The columns that fit a terminal of 80 columns."""
 
 
-def stage(params: Params, version: str | None = None, *, as_json: bool = False) -> None:
+def stage(params: Params, version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
     """Print the plan of one version's lineage, or of all versions: parents come before children.
+
+    With `graph`, draw the tree of the task that `graph` names, or of every task if it is empty.
 
     The output is a table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`. DVC
     checks a stage against its present inputs, so a stage after a stale one may still be called up to date. Steps are
-    those of the active scale. Raises ParamsError for an unknown version, and Refused as `dvc_state.fence` does.
+    those of the active scale. Raises ParamsError for an unknown version or task, and for `graph` together with a
+    version or JSON, and Refused as `dvc_state.fence` does.
     """
+    if graph is not None:
+        if version or as_json:
+            raise ParamsError("--graph draws the tree of a task; leave the version and --json out")
+        draw(params, graph)
+        return
     wanted = [version] if version else params.versions
     names = dict.fromkeys(before for name in wanted for before in params.lineage(name))
     addresses = {name: addresses_of(params, name) for name in names}

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, read_manifest, write_json
-from clinrl.config import change_plan, full
+from clinrl.config import change_plan
 from clinrl.config.base import NAME, Name, check_known, is_name
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
@@ -370,11 +370,11 @@ def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | No
 def _recipe(params: Params, version: str) -> GrpoProfile:
     """The recipe that a draft refines: the version's own, or if that has no reward, the task's first one with a reward
     and the same `lora` and `qlora`, as a child must have, and without a waiver."""
-    task, own = params.versions[version].task, full.recipe(params, params.versions[version].profile)
+    task, own = params.versions[version].task, params.recipe(params.versions[version].profile)
     if isinstance(own, GrpoProfile):
         return own
     for spec in params.versions.values():
-        profile = full.recipe(params, spec.profile)
+        profile = params.recipe(spec.profile)
         fits = (spec.task, profile.lora, profile.qlora) == (task, own.lora, own.qlora)
         if fits and isinstance(profile, GrpoProfile) and not profile.waiver:
             return profile

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import clinrl_loader
 from clinrl.artifacts import MANIFEST, digest, exclusive, identity, read_manifest
 from clinrl.config.base import NAME
+from clinrl.config.model import MERGED as FULL_MODEL
 from clinrl.config.params import Params
 from clinrl.data import validate
 from clinrl.errors import RegistryError, SignatureError, Unregistered, did_you_mean, format_value
@@ -214,7 +215,7 @@ def load_champion(model: str) -> Champion:
     """
     entry = holder(model, CHAMPION)
     if entry is None:
-        known = {task + ending for task in task_names() for ending in ("", MERGED)}
+        known = {task + ending for task in task_names() for ending in ("", FULL_MODEL)}
         mend = "`clinrl promote` makes one" if model in known else did_you_mean(model, known)
         raise RegistryError(f"the registered model {format_value(model)} has no champion; {mend}")
     with TemporaryDirectory(prefix="clinrl-") as scratch:

@@ -144,6 +144,11 @@ def is_longer_at(path: Path, commit: str) -> bool:
     return shown.returncode == 0 and shown.stdout != text and shown.stdout.startswith(_whole(text))
 
 
+def grew(path: Path, old: str, new: str) -> bool:
+    """Whether the file at commit `new` has every line that it has at commit `old`."""
+    return _shown(path, new).stdout.startswith(_whole(_shown(path, old).stdout))
+
+
 def _shown(path: Path, commit: str) -> "subprocess.CompletedProcess[bytes]":
     command = ["git", "show", f"{commit}:./{os.path.relpath(path)}"]
     return subprocess.run(command, capture_output=True, check=False)  # here: the folder may be gone with the file

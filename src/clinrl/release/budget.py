@@ -49,10 +49,6 @@ class Look(Strict):
     answers: str
     """Digest of the question: the answers of candidate and champion, protocol, gate, modes and test."""
 
-    def left(self, *, passed: bool) -> float:
-        """Budget left after this look."""
-        return self.level if passed else self.before - self.level
-
 
 class Spent(Look):
     """A look as a decision records it, with the budget that it left."""
@@ -78,9 +74,9 @@ class Account:
 
     def after(self, key: Key, look: Look, *, passed: bool) -> float:
         """Budget left after one more decision. A question asked again spends nothing, and gives nothing back."""
-        if key not in self.looks:
-            return look.left(passed=passed)
-        return min(self.left, look.level) if passed else self.left
+        if passed:  # also of one that was refused for another reason before, as a missing signature
+            return min(self.left, look.level)
+        return self.left if key in self.looks else max(0.0, self.left - look.level)
 
 
 def account(lines: Sequence[Entry], exam: str, alpha: float) -> Account:
@@ -91,11 +87,9 @@ def account(lines: Sequence[Entry], exam: str, alpha: float) -> Account:
             continue
         spent = Spent.model_validate(line.body["budget"])
         key = (line.body["candidate_digest"], line.body["champion_digest"], spent.answers)
-        if key not in looks:
-            looks[key] = Look(**spent.model_dump(exclude={"left_after"}))
-            left = min(spent.level, left) if line.body["promote"] else max(0.0, left - spent.level)
-        elif line.body["promote"]:  # an earlier decision refused it for another reason, as a missing signature
-            left = min(left, looks[key].level)
+        asked = looks.get(key) or Look(**spent.model_dump(exclude={"left_after"}))
+        left = Account(left, looks).after(key, asked, passed=line.body["promote"])
+        looks.setdefault(key, asked)
     return Account(left, looks)
 
 

@@ -70,15 +70,6 @@ def is_champion(params: Params, name: str) -> bool:
     return champion is not None and champion.digest == _digest(params, name)
 
 
-def champion_of(params: Params, name: str) -> Entry:
-    """The champion of the registered model of a version or a merge. Raises RegistryError if there is none."""
-    model = params.model(name).registered
-    champion = versions.holder(model, versions.CHAMPION)
-    if champion is None:
-        raise RegistryError(f"{model} has no champion any more; release {name} again")
-    return champion
-
-
 def check_servable(params: Params, entry: Entry, alias: str, lines: Sequence[audit_log.Entry] | None = None) -> None:
     """Refuse to serve a version as `champion` that nobody approved, or as `candidate` that was refused or had a waiver.
 
