@@ -45,5 +45,5 @@ def test_yaml_and_json_say_the_same(capsys: pytest.CaptureFixture[str]):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ParamsError, match="'v9' is neither a version, a merge nor the base of a task; allowed: esi-base"):
+    with pytest.raises(ParamsError, match="'v9' is neither a version, a merge nor the base of a task; allowed: esi-b"):
         stage(PARAMS, "v9")
