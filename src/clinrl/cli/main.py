@@ -62,8 +62,8 @@ def _run(arguments: dict[str, Any]) -> int:
         from clinrl.config.params import load_params
 
         given["params"] = load_params(source)
-        has_name = arguments.get("name") is not None
-        if has_name and name != "compare":  # which accepts names of several kinds, and checks them itself
+        # `compare` accepts names of several kinds, and checks them itself.
+        if arguments.get("name") is not None and name != "compare":
             check_name(given["params"], arguments["name"], full_name)
     if not runs:
         from clinrl.cli.stage_commands import make
