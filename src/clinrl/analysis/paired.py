@@ -117,8 +117,17 @@ def paired_on(
     kind = metrics[metric]
     if not isinstance(kind, Share):
         raise TypeError(f"{metric} is a statistic; paired tests are of shares")
-    # A case outside a share's denominator is outside for both, since the denominator depends on gold alone.
-    verdicts = [(kind.of(gold, a), kind.of(gold, b)) for gold, a, b in zip(golds, mine, theirs, strict=True)]
-    inside = [i for i, (a, b) in enumerate(verdicts) if a is not None and b is not None]
-    first, second = ([bool(verdicts[i][side]) for i in inside] for side in (0, 1))
-    return paired(metric, other, first, second, clusters=alike and [alike[i] for i in inside])
+    pairs = verdicts(kind, golds, mine, theirs)
+    first, second = ([pair[side] for pair in pairs.values()] for side in (0, 1))
+    return paired(metric, other, first, second, clusters=alike and [alike[i] for i in pairs])
+
+
+def verdicts(
+    kind: Share, golds: Sequence[Any], mine: Sequence[Any], theirs: Sequence[Any]
+) -> dict[int, tuple[bool, bool]]:
+    """Whether each of the two answers to a case counts for a share, by the case's index, where both are defined.
+
+    A case outside a share's denominator is outside for both, since the denominator depends on gold alone.
+    """
+    pairs = enumerate((kind.of(gold, a), kind.of(gold, b)) for gold, a, b in zip(golds, mine, theirs, strict=True))
+    return {i: (bool(a), bool(b)) for i, (a, b) in pairs if a is not None and b is not None}

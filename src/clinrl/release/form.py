@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from clinrl.analysis.exam import estimates
-from clinrl.analysis.paired import Answers, ByMode
+from clinrl.analysis.paired import Answers, ByMode, verdicts
 from clinrl.config.change_plan import Protocol
 from clinrl.intervals import LEVEL, mean, no_better, paired
 from clinrl.release.budget import Look
@@ -93,7 +93,7 @@ def paired_change(
     Where cases come in clusters, the interval is Student's t over clusters and not a bootstrap, whose draws are too few
     for the levels that are left to late looks. It keeps a width where nothing is discordant.
     """
-    pairs = _verdicts(kind, mine, theirs) if isinstance(kind, Share) else {}
+    pairs = verdicts(kind, mine.golds, mine.answers, theirs.answers) if isinstance(kind, Share) else {}
     if not pairs:
         return None
     a, b = ([pair[side] for pair in pairs.values()] for side in (0, 1))
@@ -107,11 +107,11 @@ def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | 
     Only cases for which the share is defined in every mode count; None without such a case. p is from the exact paired
     randomisation test: its unit is a case with all its modes, or a whole cluster where cases come in clusters.
     """
-    by_mode = {mode: _verdicts(kind, mine[mode], theirs[mode]) for mode in mine}
+    by_mode = {mode: verdicts(kind, own.golds, own.answers, theirs[mode].answers) for mode, own in mine.items()}
     inside = set.intersection(*map(set, by_mode.values()))
     if not inside:
         return None
-    gains = [sum(a - b for a, b in (verdicts[i] for verdicts in by_mode.values())) for i in inside]
+    gains = [sum(a - b for a, b in (pairs[i] for pairs in by_mode.values())) for i in inside]
     clusters = next(iter(mine.values())).clusters
     names = None if clusters is None else [clusters[i] for i in inside]
     change = mean([gained / len(by_mode) for gained in gains], names)
@@ -151,10 +151,3 @@ def compare(task: Task, protocol: Protocol, look: Look, candidate: ByMode, champ
             limit = f"worse than {CHAMPION} by less than {margin:g}, at {level:.4g}"
             passed = worst is not None and worst > -margin
             yield Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)
-
-
-def _verdicts(kind: Share, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:
-    """Whether each of the two answers to a case counts for a share, by the case's index, where both are defined."""
-    rows = zip(mine.golds, mine.answers, theirs.answers, strict=True)
-    pairs = enumerate((kind.of(gold, a), kind.of(gold, b)) for gold, a, b in rows)
-    return {i: (bool(a), bool(b)) for i, (a, b) in pairs if a is not None and b is not None}
