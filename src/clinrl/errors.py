@@ -16,6 +16,7 @@ REFUSALS = {
     errno.EDQUOT: ("the quota of the disk is reached", "free some space"),
     errno.EFBIG: ("a file would pass the limit of this shell", "raise it (`ulimit -f unlimited`)"),
     errno.EROFS: ("the disk can only be read", "mount it for writing"),
+    errno.EIO: ("the disk fails to read or write", "restore what it lost"),
     errno.EACCES: ("access is denied", "get the right to it"),
 }
 """Errors of the operating system that only a person can mend: what happened, and what to do."""

@@ -263,6 +263,12 @@ def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):
             "clinrl: disk is full at data/cases/x: free some space and give the same command again\n",
         ),
         (
+            OSError(errno.EIO, "Input/output error", "data/adapters/x"),
+            1,
+            "clinrl: the disk fails to read or write at data/adapters/x: restore what it lost and give the same "
+            "command again\n",
+        ),
+        (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
             "clinrl: disk is full: free some space and give the same command again\n",

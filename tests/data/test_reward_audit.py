@@ -182,6 +182,19 @@ def test_paid_silence_is_refused() -> None:
     assert "saying nothing earns -0.500, not less than the worst readable answer, -1.250" in message
 
 
+@pytest.mark.parametrize(
+    ("plain", "is_best"),
+    [
+        ([(1, 0.5), (2, 0.4)], True),  # a right answer may earn as much
+        ([(1, 0.6)], False),
+        ([(2, 0.5)], False),
+        ([(2, 0.4), (3, 0.7)], False),
+    ],
+)
+def test_gold_is_best_if_no_wrong_answer_earns_as_much(plain: list[tuple[int, float]], is_best: bool) -> None:
+    assert reward_audit.gold_is_best(1, [1.0, 0.5], plain) is is_best
+
+
 def test_gold_that_is_not_the_only_best_is_refused() -> None:
     earned = {"mediocre": {"mean": 0.5}, "gold": {"mean": 1.0}, "always_1": {"mean": 0.1}}
     extremes = {"best_unreadable": -2.0, "worst_readable": -1.0, "gold_beaten": 3, "gold_beaten_first": "esi-a"}

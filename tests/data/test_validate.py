@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -295,6 +296,31 @@ def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(
     check = expectations.checker({"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]})
     with pytest.raises(RuntimeError, match="absent"):
         check("rows", [{"row": 1, "id": "a"}])
+
+
+def test_an_edited_row_that_the_task_has_no_table_for_is_named_and_a_bug_of_the_task_is_not_hidden(
+    damage: Callable[..., str], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def columns(*_: Any) -> dict[str, bool]:
+        raise KeyError("pneumonia-typo")
+
+    monkeypatch.setattr(validate, "columns", columns)
+    with pytest.raises(KeyError, match="pneumonia-typo"):
+        damage(lines)
+    other = edited(lines[0], lambda row: row["facts"].update(narrative="Chest pain."), renamed=False)
+    assert re.search(r"cases\.jsonl row 1 \(.*\) was edited after it was built: the task esi does not", damage([other]))
+
+
+def test_an_import_that_lost_its_record_is_not_taken_for_drawn_data(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sound / FOLDER, FOLDER)
+    (FOLDER / paths.IMPORT_FILE).write_text("{}")
+    artifacts.seal(FOLDER, **artifacts.read_manifest(FOLDER).model_dump(exclude={"files"}))
+    (FOLDER / paths.IMPORT_FILE).unlink()
+    with pytest.raises(ArtefactError, match=r"import\.json is missing: .* rebuild with `dvc repro import@esi-d3`"):
+        dataset.manifest_of(FOLDER, TASK)
 
 
 def test_missing_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

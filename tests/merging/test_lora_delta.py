@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from safetensors.torch import load_file, save_file
 
 from clinrl.errors import ArtefactError, Refused
-from clinrl.merging import lora_delta
+from clinrl.merging import lora_delta, safetensors_io
 from clinrl.merging.lora_delta import Delta
 
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -128,13 +128,13 @@ def test_a_threshold_is_the_kth_largest_magnitude(matrix, data):
     keep = data.draw(st.integers(1, values.numel()))
     expected = values.abs().flatten().sort(descending=True).values[keep - 1] if keep < values.numel() else 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora_delta, "BLOCK_BYTES", data.draw(st.integers(1, 4 * values.numel())))
+        patch.setattr(safetensors_io, "BLOCK_BYTES", data.draw(st.integers(1, 4 * values.numel())))
         found = lora_delta.threshold(Delta(values, torch.eye(values.shape[1])), keep / values.numel())
     assert found == float(expected)
 
 
 def test_ties_trims_to_the_density(monkeypatch):
-    monkeypatch.setattr(lora_delta, "BLOCK_BYTES", 7 * 30 * 4)
+    monkeypatch.setattr(safetensors_io, "BLOCK_BYTES", 7 * 30 * 4)
     delta = drawn(1, (40, 30), 3)
     rows, threshold = torch.cat([delta.rows(first, 7) for first in range(0, 40, 7)]), lora_delta.threshold(delta, 0.1)
     found = lora_delta.ties([rows], [1.0], [threshold])

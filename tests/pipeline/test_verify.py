@@ -233,6 +233,14 @@ def test_without_a_cache_the_lock_decides(project: Path, tmp_path: Path) -> None
     assert [(r.file, r.verdict, r.committed, r.rebuilt) for r in rows] == [(path, "differs", f"md5:{old}", "md5:0.dir")]
     assert {row.verdict for row in compared("train", trained, trained, tmp_path)} == {"equal"}
     assert {row.verdict for row in compared("evaluate", taken, taken, tmp_path)} == {"equal"}  # git has it
+    for damaged, (name, content) in enumerate((("", b"x"), (".dir", b"[]"))):
+        cache = tmp_path / f"damaged-{damaged}"
+        shutil.copytree(project / ".dvc/cache/files/md5", cache)
+        for kept in cache.glob("??/*"):
+            if kept.name.endswith(".dir") is bool(name):
+                kept.chmod(0o600)
+                kept.write_bytes(content)
+        assert {row.verdict for row in compared("train", trained, trained, cache)} == {"equal"}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from clinrl.analysis import baselines
 from clinrl.analysis.exam import NOTE, estimates, measured
 from clinrl.analysis.paired import same_sampler
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, read_manifest, write_json, write_text
+from clinrl.artifacts import exclusive, read_manifest, read_record, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
@@ -254,10 +254,11 @@ def _before(head: ProtocolReport) -> ProtocolReport | None:
         return None
     path = paths.protocol_report(head.against)
     advice = f"run `clinrl protocol {head.against}`"
-    try:
-        before = ProtocolReport.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{path} does not exist, and {head.name} is compared with it; {advice}") from None
+    before = read_record(
+        path, ProtocolReport,
+        lambda: f"{path} does not exist, and {head.name} is compared with it; {advice}",
+        lambda fault: f"{path} is no report of the protocol ({fault}); {advice}",
+    )  # fmt: skip
     for what in ("task_version", "exam_digest", "settings", "modes", "cells"):
         if getattr(before, what) != getattr(head, what):
             raise ArtefactError(

@@ -172,9 +172,10 @@ def manifest_of(folder: Path, task: Task) -> Manifest:
             f"{task.version}: raise {'imports' if is_import(folder) else 'datasets'}.{folder.name}.task_version and "
             f"{rebuild(folder)}"
         )
-    if not (folder / paths.CASES_FILE).is_file():
+    if missing := next((name for name in manifest.files if not (folder / name).is_file()), None):
+        stage = f"{'import' if paths.IMPORT_FILE in manifest.files else 'dataset'}@{folder.name}"
         raise ArtefactError(
-            f"{folder / paths.CASES_FILE} is missing: restore it with `dvc checkout` or {rebuild(folder)}"
+            f"{folder / missing} is missing: restore it with `dvc checkout` or rebuild with `dvc repro {stage}`"
         )
     return manifest
 

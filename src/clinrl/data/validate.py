@@ -131,8 +131,16 @@ def examine(
         while chunk := list(islice(rows, CHUNK_ROWS)):
             table = []
             for row, case in chunk:
-                line = task.row(case)
-                computed = columns(case, line[task.checks.text], task, pool, rewards, is_first, judges)
+                try:
+                    line = task.row(case)
+                    computed = columns(case, line[task.checks.text], task, pool, rewards, is_first, judges)
+                except (LookupError, AssertionError):  # of tables that lack what an edited row names
+                    if is_sound_id(task, case):
+                        raise
+                    raise DataError(
+                        f"{path} row {row} ({case.id}) was edited after it was built: the task {task.name} does not "
+                        f"know what it holds, and its id is not its content's; {rebuild(path.parent)}"
+                    ) from None
                 table.append(line | computed | {"row": row, "id": case.id})
                 counts["cases"] += 1
                 counts["duplicates"] += not (computed["id_unique"] and computed[_computed(task, TEXT_UNIQUE)])

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from clinrl.errors import ArtefactError, Refused, format_value
-from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_header
+from clinrl.merging.safetensors_io import FLOATS, Stored, load, read_header, rows_at_once
 from clinrl.models import opening
 
 
@@ -159,7 +159,7 @@ def threshold(change: Delta, density: float) -> float:
     if density == 1:
         return 0.0
     rows, columns = len(change.left), change.right.shape[1]
-    step = max(1, BLOCK_BYTES // (4 * columns))
+    step = rows_at_once(columns)
     entries = torch.cat([change.rows(first, step).abs().flatten() for first in range(0, rows, step)])
     keep = max(1, round(density * rows * columns))
     return float(entries.kthvalue(len(entries) - keep + 1).values)
@@ -197,21 +197,14 @@ def weight_names(adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[
     """Map the name of each adapted weight in a checkpoint to the name of its module.
 
     A checkpoint's names may differ from the model's, as when the text part of a multimodal model was adapted;
-    transformers has the mapping. Raises Refused for a module without a tensor, with one of another shape or of a type
-    that cannot be changed, and for an output layer that is tied to the embeddings.
+    transformers has the mapping. Raises Refused for a module without a tensor, and with one of another shape or of a
+    type that cannot be changed.
     """
     modules = sorted({module for adapter in adapters for module in adapter.factors})
     names = {module: f"{module}.weight" for module in modules}
-    if any(name not in stored or name.endswith("lm_head.weight") for name in names.values()):
-        skeleton, renamed = opening.skeleton(checkpoint, stored)
+    if any(name not in stored for name in names.values()):
+        _, renamed = opening.skeleton(checkpoint, stored)
         names = {module: renamed.get(names[module], names[module]) for module in modules}
-        tied = set(getattr(skeleton, "all_tied_weights_keys", {}) or {})
-        for module in modules:
-            if f"{module}.weight" in tied:
-                raise Refused(
-                    f"{adapters[0].folder} adapts {format_value(module)}, whose weight is tied to the embeddings in "
-                    f"{checkpoint}: a full model cannot hold the one without the other; train without it"
-                )
     for adapter in adapters:
         for module, (down, up) in adapter.factors.items():
             _check_fit(adapter, module, stored.get(names[module]), (up.shape[0], down.shape[1]))

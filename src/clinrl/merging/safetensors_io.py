@@ -267,10 +267,15 @@ def _copy(stored: Stored, source: int, put: Put) -> None:
         put(piece)
 
 
+def rows_at_once(columns: int) -> int:
+    """The rows of a tensor that are changed as one block, in float32."""
+    return max(1, BLOCK_BYTES // (4 * columns))
+
+
 def _transform(name: str, stored: Stored, source: int, change: Change, put: Put) -> None:
     rows, columns = stored.shape
     dtype = getattr(torch, FLOATS[stored.dtype])
-    step = min(rows, max(1, BLOCK_BYTES // (4 * columns)))
+    step = min(rows, rows_at_once(columns))
     raw = torch.empty(step * columns, dtype=dtype)
     block = raw if dtype == torch.float32 else torch.empty(step * columns, dtype=torch.float32)
     largest = torch.finfo(dtype).max

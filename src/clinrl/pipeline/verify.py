@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import files_of, identity, locked, read_manifest, sha256_file
+from clinrl.artifacts import files_of, identity, locked, md5, read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
@@ -148,24 +148,23 @@ def compare(
 def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]) -> dict[str, str] | None:
     """The digest of every committed file of an output in a lock, from git or from the main checkout's DVC cache.
 
-    None if neither has the files. `cache` is the folder that `dvc_yaml.cache_folder` returns; it cannot be stale, since
-    files in it are found by the digest in the lock.
+    None if neither has the files undamaged. `cache` is the folder that `dvc_yaml.cache_folder` returns.
     """
-    path, md5 = out["path"], out["md5"]
+    path, recorded = out["path"], out["md5"]
     if listed := git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
         return {
             file: "sha256:"
             + hashlib.sha256(output_of(["git", "cat-file", "blob", f"{commit}:{file}"], root)).hexdigest()
             for file in listed
         }
-    parts = {path: md5}
-    if md5.endswith(".dir"):
-        listing = dvc_yaml.stored(cache, md5)
-        if not listing.exists():
+    parts = {path: recorded}
+    if recorded.endswith(".dir"):
+        listing = dvc_yaml.stored(cache, recorded)
+        if not listing.exists() or f"{md5(listing)}.dir" != recorded:
             return None
         parts = {f"{path}/{entry['relpath']}": entry["md5"] for entry in json.loads(listing.read_bytes())}
     objects = {file: dvc_yaml.stored(cache, part) for file, part in parts.items()}
-    if not all(kept.exists() for kept in objects.values()):
+    if not all(kept.exists() and md5(kept) == parts[file] for file, kept in objects.items()):
         return None
     return {file: f"sha256:{sha256_file(kept)}" for file, kept in objects.items()}
 
