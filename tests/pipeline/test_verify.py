@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from clinrl.artifacts import identity, md5, read_manifest, sha256_file
+from clinrl.artifacts import dump_yaml, identity, md5, read_manifest, sha256_file
+from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ArtefactError, Refused, SignatureError
 from clinrl.pipeline import verify
 from clinrl.provenance import dvc_yaml, lock
@@ -53,6 +54,8 @@ MAKE = """\
 import json, os, pathlib, sys, time
 
 stage, name = sys.argv[1:]
+if told := os.environ.get("TOLD"):
+    pathlib.Path(told).write_text(str(os.environ.get("MLFLOW_TRACKING_URI")))
 folder = {"base": "data/bases", "train": "data/adapters", "evaluate": "data/reports"}[stage]
 outs = [pathlib.Path(folder) / name] + ([pathlib.Path(f"data/adapters/{name}-base")] if stage == "base" else [])
 for out in outs:
@@ -203,11 +206,14 @@ def test_a_file_that_changes_with_the_hash_seed_is_named_and_nothing_attested(
 
 
 @pytest.mark.long
-def test_the_base_is_rebuilt_under_its_own_address(project: Path, monkeypatch, capfd) -> None:
+def test_the_base_is_rebuilt_under_its_own_address(project: Path, tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(project)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("TOLD", str(tmp_path / "tracking"))
     (project / "stray.txt").write_text("")
     code = verify.stage("base@esi", as_json=True)
     (project / "stray.txt").unlink()
+    assert (tmp_path / "tracking").read_text() == "None"
     out, err = capfd.readouterr()
     assert code == 0
     assert "1 uncommitted files are ignored" in err
@@ -241,6 +247,22 @@ def test_without_a_cache_the_lock_decides(project: Path, tmp_path: Path) -> None
                 kept.chmod(0o600)
                 kept.write_bytes(content)
         assert {row.verdict for row in compared("train", trained, trained, cache)} == {"equal"}
+
+
+@pytest.mark.slow
+def test_an_ancestor_that_the_lock_lacks_is_extra(project: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+    clone = tmp_path / "clone"
+    run("git", "clone", "-q", str(project), str(clone), where=tmp_path)
+    entries = read_yaml(clone / "dvc.lock")
+    del entries["stages"]["train@steady"]
+    (clone / "dvc.lock").write_text(dump_yaml(entries))
+    run("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qam", "less", where=clone)
+    monkeypatch.chdir(clone)
+    assert verify.stage("steady") == 1
+    verdicts = dict.fromkeys(
+        line.split("\t")[0] for line in capfd.readouterr().out.splitlines() if "train@steady" in line
+    )
+    assert list(verdicts) == ["extra"]
 
 
 @pytest.mark.slow

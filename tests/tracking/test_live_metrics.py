@@ -63,14 +63,21 @@ def run_of(folder):
     return found[0] if found else None
 
 
-def history(folder, metric):
-    """A metric by step, of the run of a folder or of the one below it."""
+def runs_of(folder):
+    """The run of a folder and the one below it."""
     run = run_of(folder)
     with connect() as client:
         below = client.search_runs([run.info.experiment_id], f"tags.`{mlflow_store.PARENT}` = '{run.info.run_id}'")
-        assert len(below) < 2
-        held = [one.info.run_id for one in (run, *below)]
-        return [(m.step, m.value) for run_id in held for m in client.get_metric_history(run_id, metric)]
+    assert len(below) < 2
+    return [run, *below]
+
+
+def history(folder, metric):
+    """A metric by step, of the run of a folder or of the one below it."""
+    with connect() as client:
+        return [
+            (m.step, m.value) for run in runs_of(folder) for m in client.get_metric_history(run.info.run_id, metric)
+        ]
 
 
 def wait_until(condition):
@@ -128,7 +135,7 @@ def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(
         assert run.data.params["method"] == "sft"
         assert "checkpoint_every" not in run.data.params
         tell("KILLED")
-    assert run_of(folder).info.status == "KILLED"
+    assert [run.info.status for run in runs_of(folder)] == ["KILLED", "KILLED"]
 
     add(folder, lines[1:2])  # the step after the checkpoint is trained again
     with process.live_metrics(folder) as tell:
@@ -136,7 +143,7 @@ def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(
         add(folder, lines[2:])
         wait_until(lambda: run_of(folder).data.metrics["reward"] == 3.0)
         tell("FINISHED")
-    assert run_of(folder).info.status == "FINISHED"
+    assert [run.info.status for run in runs_of(folder)] == ["FINISHED", "FINISHED"]
     assert run_of(folder).info.run_id == run.info.run_id
     assert history(folder, "loss") == [(1, 2.0), (2, 1.5), (3, 1.0 / 3 + 1)]
     assert history(folder, "kl") == [(1, 0.1), (3, 0.1)]
