@@ -203,7 +203,7 @@ def weight_names(adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[
     modules = sorted({module for adapter in adapters for module in adapter.factors})
     names = {module: f"{module}.weight" for module in modules}
     if any(name not in stored for name in names.values()):
-        _, renamed = opening.skeleton(checkpoint, stored)
+        renamed = opening.stored_names(checkpoint, stored)
         names = {module: renamed.get(names[module], names[module]) for module in modules}
     for adapter in adapters:
         for module, (down, up) in adapter.factors.items():

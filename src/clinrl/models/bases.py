@@ -151,7 +151,7 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, st
             for file in sorted(Path(origin).glob("model*.safetensors")):
                 with safe_open(file, framework="pt") as tensors:
                     stored.update(tensors.keys())
-            _, names = opening.skeleton(Path(origin), sorted(stored))
+            names = opening.stored_names(Path(origin), sorted(stored))
     ends = [declared] if isinstance(declared, int) else declared or []
     return tokenizer, text, frozenset([*ends, tokenizer.eos_token_id]), names
 

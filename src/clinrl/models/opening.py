@@ -157,8 +157,8 @@ def check_checkpoint(folder: Path) -> None:
                 raise ValueError(f"{index.name} names {str(odd[0])[:80]!r}, which is no safetensors file beside it")
 
 
-def skeleton(checkpoint: Path, stored: Iterable[str]) -> tuple[Any, dict[str, str]]:
-    """The model of a checkpoint, without weights, and a map from its tensors' names to those in the checkpoint.
+def stored_names(checkpoint: Path, stored: Iterable[str]) -> dict[str, str]:
+    """A map from the names that a model has for its tensors to those in its checkpoint.
 
     A checkpoint with images has other names for the tensors of its text part; transformers knows them. Tensors are left
     out if they are not in `stored`, the checkpoint's own names.
@@ -180,13 +180,13 @@ def skeleton(checkpoint: Path, stored: Iterable[str]) -> tuple[Any, dict[str, st
         target, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if converter is None and target in state:
             names[target] = name
-    return model, names
+    return names
 
 
 def rename_modules(adapter: Path, names: Mapping[str, str], out: Path) -> None:
     """Copy an adapter to the existing folder `out`, with its modules renamed after the tensors of a checkpoint.
 
-    `names` is the map that `skeleton` returns. Raises ArtefactError for a module that the checkpoint does not have.
+    `names` is the map that `stored_names` returns. Raises ArtefactError for a module that the checkpoint does not have.
     """
     from safetensors.torch import load_file, save_file
 
