@@ -190,8 +190,10 @@ def word(action: argparse.Action) -> str:
     """The word that stands for what an argument takes; empty for a flag."""
     if action.nargs == 0:
         return ""
-    metavar = action.metavar if isinstance(action.metavar, str) else action.dest
-    return {"?": f"[{metavar}]", "*": f"[{metavar} ...]"}.get(str(action.nargs), metavar)
+    chosen = f"{{{','.join(action.choices)}}}" if action.choices else action.dest
+    metavar = action.metavar if isinstance(action.metavar, str) else chosen
+    ways = {"?": f"[{metavar}]", "*": f"[{metavar} ...]", "+": f"{metavar} [{metavar} ...]"}
+    return ways.get(str(action.nargs), metavar)
 
 
 def lineage(new_figure: type[Any], task: str = "esi") -> Any:

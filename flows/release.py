@@ -123,7 +123,7 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
     this machine's key is not that person's.
     """
     if approver is not None:
-        return approvals.sign_approval(params, decision.digest, releases.check_approver(approver)), ""
+        return approvals.sign_approval(params, decision.digest, approvals.check_approver(approver)), ""
     if os.environ.get(servers.PRIVATE) or not PREFECT_API_URL.value():
         raise GateError(
             f"{decision.candidate} waits for an approval and nobody can be asked, since no Prefect server is "
@@ -140,7 +140,7 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
             note = " ".join(given.note.split())
             return None, f"{given.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
         try:
-            person = releases.check_approver(given.approver)
+            person = approvals.check_approver(given.approver)
             return approvals.check_token(params, decision.digest, given.token, person), ""
         except (GateError, SignatureError) as refused:
             wrong = f"the last answer was yes, but {refused}"

@@ -255,7 +255,7 @@ def trusted() -> dict[str, str]:
             if not place.exists():
                 raise Untrusted(f"{TRUSTED} names {place}, which is not there")
     else:
-        places = [place for place in (KEYS / "trusted", KEYS / "signing.pub") if place.exists()]
+        places = [place for place in (KEYS / "trusted", KEYS / "signing.pub") if os.path.exists(place)]
     files = [file for place in places for file in (sorted(place.glob("*.pub")) if place.is_dir() else [place])]
     for place in filter(Path.exists, dict.fromkeys([*(places if named else (KEYS, *places)), *files])):
         if place.stat().st_mode & 0o022:

@@ -7,12 +7,13 @@ import json
 import re
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -241,10 +242,10 @@ def answered(doll: Params, name: str, exam: str, pattern: Sequence[int]) -> Run:
     return replace(run, adapter_digest=adapter, graded=graded)
 
 
-def examine(doll: Params, name: str, pattern: Sequence[int]) -> None:
+def examine(doll: Params, name: str, pattern: Sequence[int], sampler: Mapping[str, str] = MappingProxyType({})) -> None:
     """Let `name` answer its exam as `answered` says. Writes graded answers and reports as `evaluate` does."""
     model = doll.model(name)
-    run = answered(doll, name, model.exam, pattern)
+    run = replace(answered(doll, name, model.exam, pattern), sampler=sampler)
     evaluate.keep(paths.graded(name), run, {"exam": run.exam_digest, "adapter": run.adapter_digest})
     parent = {mode: answers.load_answers(run, mode, model.compared) for mode in run.modes if model.compared}
     with staged(paths.report(name)) as out:

@@ -151,7 +151,7 @@ def examine(params: Params, name: str, pattern: Sequence[int]) -> None:
 
 def promote(params: Params, name: str, approver: str, decision: Decision) -> Entry:
     """Promote with the approval of a person who uses this machine's key."""
-    approval = approvals.sign_approval(params, decision.digest, promotion.check_approver(approver))
+    approval = approvals.sign_approval(params, decision.digest, approvals.check_approver(approver))
     return promotion.promote(params, name, decision=decision, approval=approval)
 
 

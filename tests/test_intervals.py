@@ -114,6 +114,7 @@ def test_visits_of_one_patient_are_one_piece_of_evidence():
     assert (alone.b, alone.c, alone.difference.value) == (alike.b, alike.c, alike.difference.value)
     assert alone.p < 0.05 < alike.p == 0.25  # gains of 4, 4, 4 and losses of 2: 2 of 8 signs
     assert alike.difference.high - alike.difference.low > alone.difference.high - alone.difference.low
+    assert paired("exact", "x", c, b, clusters=visits).p == alike.p, "two-sided"
     apart = paired("exact", "x", b, c, clusters=[str(case) for case in range(60)])
     assert apart == alone
 

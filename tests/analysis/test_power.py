@@ -102,6 +102,8 @@ def test_an_exact_test_of_single_models_needs_some_cases():
     alike = paired("exact", "other", [True] * 800, [True] * 800).difference
     assert contrasts._detectable_of_one(alike) == pytest.approx(EXACT_CASES / 800, abs=1e-6)
     assert contrasts._detectable_of_one(alike.model_copy(update={"n": EXACT_LEAST - 1})) is None
+    patients = [str(visit % (EXACT_LEAST - 1)) for visit in range(800)]
+    assert contrasts._detectable_of_one(alike, patients) is None, "five who all gain are not significant"
 
 
 @pytest.mark.parametrize("effect", [0.2, -0.2])

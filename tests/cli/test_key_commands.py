@@ -81,6 +81,10 @@ def test_approve_prints_a_token_alone(checkout: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert said.out == approval.token(digest, "Ada", keys.signer("full")) + "\n"
     assert "as Ada" in said.err
+    cli.main(["approve", digest, "--as", " Ada "])
+    assert capsys.readouterr().out == said.out
+    for nobody in ("", "A\nda"):
+        assert cli.main(["approve", digest, "--as", nobody]) == 1
     assert cli.main(["approve", "esi-v49", "--as", "Ada"]) == 1
 
 

@@ -14,6 +14,7 @@ from clinrl import paths
 from clinrl.cli.main import main
 from clinrl.config.params import load_params
 from clinrl.errors import SignatureError
+from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release.gate import Decision
 from clinrl.reports import numbers
@@ -41,7 +42,7 @@ def run(project, capsys):
     return run
 
 
-def test_from_registered_to_champion_and_back(run):
+def test_from_registered_to_champion_and_back(run, capsys):
     code, (row,), _ = run("register", "v1")
     assert (code, row["model"], row["number"], row["version"], row["gate"]) == (0, "esi", "1", "v1", "open")
 
@@ -60,7 +61,13 @@ def test_from_registered_to_champion_and_back(run):
 
     code, (row,), _ = run("lookup", "esi", "champion")
     assert (code, row["version"]) == (0, "v1")
+    assert len(row["digest"]) == 16
+    main(["lookup", "esi", "champion", "--json"])
+    assert json.loads(capsys.readouterr().out)["digest"] == versions.find("esi", "v1").digest, "what the loader takes"
 
+    for option in ("--from", "--to"):
+        code, _, said = run("rollback", "esi", "--approver", "Ada Lovelace", option, "")
+        assert (code, "nothing to roll back" in said) == (1, False), "a name that is empty is none"
     code, _, said = run("rollback", "esi", "--approver", "Ada Lovelace")
     assert (code, said) == (1, "clinrl: esi had no champion before v1; there is nothing to roll back to\n")
 
@@ -148,6 +155,7 @@ def test_a_rollback_says_that_the_full_model_is_still_champion(run):
         dolls.examine(params, name, examined.RIGHT)
     locks.record(params)
     for name in ("v1", "v2", "v2-full"):
+        run("register", name)
         assert run("promote", name, "--approver", "Ada Lovelace")[0] == 0
     code, (row,), said = run("rollback", "esi", "--approver", "Ada Lovelace")
     assert (code, row["version"]) == (0, "v1")

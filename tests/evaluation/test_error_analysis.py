@@ -261,6 +261,9 @@ def test_intervals_of_a_task_whose_cases_are_alike_are_over_clusters():
     assert wrong.high - wrong.low > 1.5 * (apart.high - apart.low)
     costs = [task.improvement.cost(task.label(case), line.answer) for case, line in zip(cases, graded, strict=True)]
     assert found.cost == mean(costs, clusters)
+    both = {mode: evaluate.grade(task, mode, cases, turns, task.Reward()) for mode in ("direct", "think")}
+    twice = Run(model=model, cases=cases, exam_digest="", modes={mode: {} for mode in both}, graded=both)
+    assert error_analysis.report_of(twice).cost == found.cost, "both answers to a case are one piece of evidence"
     alone = next(group for group in of_kind(found, "condition") if group.value not in known)
     assert alone.wrong["direct"] == wilson(alone.n, alone.n)  # of one cluster its cases are drawn
 

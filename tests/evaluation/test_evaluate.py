@@ -375,6 +375,15 @@ def test_the_bag_of_words_learns_words_and_guesses_a_sole_label():
     assert baselines.bag_of_words(("a a", "b b"), (2, 2), ("x", "y"), ("c",)) == (2,)
 
 
+def test_the_bag_of_words_gives_a_rare_label_the_weight_of_a_common_one():
+    texts, labels = ("pain", "pain") * 3 + ("pain",) * 54, (1, 1) * 3 + (5,) * 54
+    texts = tuple(
+        f"{text} shock" if label == 1 or row % 6 == 0 else text
+        for row, (text, label) in enumerate(zip(texts, labels, strict=True))
+    )
+    assert baselines.bag_of_words(texts, labels, tuple(map(str, range(60))), ("pain shock", "pain")) == (1, 5)
+
+
 def test_a_model_is_a_version_with_its_reward_or_a_base():
     doll = dolls.params()
     assert doll.model("v2").reward == doll.reward("v2")

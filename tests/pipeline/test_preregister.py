@@ -23,6 +23,8 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.pipeline import preregister
+from clinrl.reports import results
+from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging.metrics import MBA, METRICS
 from clinrl.tasks.parts import Share
 
@@ -99,6 +101,23 @@ def test_a_plan_that_was_registered_before_the_runs_leads_the_report(before):
     assert "| better | 10 points, not excluded |" in text
     assert "RETROSPECTIVE" not in text
     assert FILE.read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(-0.09, 0.09, "excluded"), (-0.3, -0.2, "not excluded"), (0.2, 0.3, "not excluded"), (-0.2, 0.05, "not excluded")],
+)
+def test_an_effect_is_excluded_by_an_interval_within_it_on_both_sides(before, low, high, word):
+    preregister.stage(planned(), "recipes")
+    run(before)
+    compare.stage(planned(), "recipes")
+    found = report().primary
+    tests = [
+        test.model_copy(update={"difference": test.difference.model_copy(update={"low": low, "high": high})})
+        for test in found.tests
+    ]
+    rows = results.primary(get_task("imaging"), found.model_copy(update={"tests": tuple(tests)}))
+    assert {row[6] for row in rows} == {f"10 points, {word}"}
 
 
 def test_the_test_is_a_part_of_the_plan(before):

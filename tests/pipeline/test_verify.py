@@ -55,7 +55,8 @@ import json, os, pathlib, sys, time
 
 stage, name = sys.argv[1:]
 if told := os.environ.get("TOLD"):
-    pathlib.Path(told).write_text(str(os.environ.get("MLFLOW_TRACKING_URI")))
+    foreign = os.environ.keys() & set(os.environ["FOREIGN"].split())
+    pathlib.Path(told).write_text(" ".join(sorted(foreign)) or "None")
 folder = {"base": "data/bases", "train": "data/adapters", "evaluate": "data/reports"}[stage]
 outs = [pathlib.Path(folder) / name] + ([pathlib.Path(f"data/adapters/{name}-base")] if stage == "base" else [])
 for out in outs:
@@ -208,7 +209,12 @@ def test_a_file_that_changes_with_the_hash_seed_is_named_and_nothing_attested(
 @pytest.mark.long
 def test_the_base_is_rebuilt_under_its_own_address(project: Path, tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(project)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    git = {"GIT_DIR": ".git", "GIT_WORK_TREE": ".", "GIT_INDEX_FILE": ".git/index", "GIT_PREFIX": "."}  # as in a hook
+    keys = [f"CLINRL_SIGNING_{part}" for part in ("KEY", "KEY_FILE", "FINGERPRINT", "PASSWORD")]
+    foreign = {name: str(project / path) for name, path in git.items()} | dict.fromkeys(keys, "a key")
+    foreign["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:1"
+    for name, value in (foreign | {"FOREIGN": " ".join(foreign)}).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("TOLD", str(tmp_path / "tracking"))
     (project / "stray.txt").write_text("")
     code = verify.stage("base@esi", as_json=True)

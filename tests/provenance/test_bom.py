@@ -15,6 +15,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 import examined
 from clinrl import paths
 from clinrl.artifacts import read_manifest, sha256_file
+from clinrl.config.bases import HubModel
 from clinrl.config.params import Params, load_params
 from clinrl.config.recipes import RejectionProfile
 from clinrl.errors import ArtefactError, ParamsError
@@ -195,6 +196,20 @@ def test_at_full_scale_the_base_is_the_pinned_commit(project: Params) -> None:
     assert base["bom-ref"] == "base/esi"
 
 
+def test_judges_of_one_repository_are_told_apart_by_their_commits(project: Params) -> None:
+    spec = project.bases["esi"].full
+    judges = dict.fromkeys(("judge", "second_judge"), HubModel(repo=spec.repo, revision="main", quantize="none"))
+    judged = project.bases["esi"].model_copy(update={"full": spec.model_copy(update={"judges": judges})})
+    full = project.model_copy(update={"scale": "full", "bases": project.bases | {"esi": judged}})
+    pinned = {"repo": spec.repo, "commit": "b" * 40}
+    base = {"repo": spec.repo, "commit": "a" * 40, "judges": dict.fromkeys(judges, pinned)}
+    (paths.base("esi") / "base.json").write_text(json.dumps(base))
+    bill = bom.of_version(full, "v2")
+    assert_sound(bill)
+    found = [(part["bom-ref"], part["version"]) for part in bill["components"] if part["name"] == spec.repo]
+    assert found == [("base/esi", "a" * 40), (f"hub/{spec.repo}@{'b' * 40}", "b" * 40)]
+
+
 def test_at_full_scale_the_licence_is_that_of_the_base_whose_weights_a_full_model_has(
     project: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +237,7 @@ def test_writing_bills_loads_no_library_for_them() -> None:
 def test_a_damaged_reference_to_the_hub_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "base.json").write_text(text)
     with pytest.raises(ArtefactError, match="rebuild the base"):
-        bom._commits(tmp_path)
+        bom._pinned(tmp_path)
 
 
 def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,6 +140,10 @@ def test_parameters_that_change_during_a_stage_are_not_signed_for(
     statements.record("train", "v2", "embedded", begun=begun._replace(params={"params.yaml": {"versions.v2.seed": 3}}))
     assert not STATEMENT.exists()
     assert "`dvc repro --single-item --force train@v2` makes it anew" in capsys.readouterr().err
+    handled = copy.deepcopy(begun.params)
+    handled["params/esi.yaml"]["profiles.grpo"]["trainer"]["embedded"]["on_alarm"] = "warn"
+    statements.record("train", "v2", "embedded", begun=begun._replace(params=handled))
+    assert STATEMENT.exists(), "how a training is handled changes no adapter"
 
 
 def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

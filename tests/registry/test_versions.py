@@ -32,7 +32,7 @@ from clinrl.artifacts import (
 )
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
-from clinrl.evaluation import answers
+from clinrl.evaluation import answers, recount
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import log_run, model_folder, pyfunc, versions
 from clinrl.registry.versions import entries, find, holder, point, register, tag
@@ -745,6 +745,25 @@ def test_the_decoding_of_every_exam_of_the_project_can_be_registered(scale):
             assert pyfunc.Decoding(**decoding).model_dump() == decoding
 
 
+def test_numbers_from_a_sampler_with_an_identity_follow_from_the_answers(project):
+    sampler = {"name": "transformers", "version": "5.23.0", "dtype": "bfloat16"}
+    for name, pattern in (("esi-base", [3]), ("v1", [5])):
+        dolls.examine(project, name, pattern, sampler)
+    assert recount.reports(project, "v1")["think"].sampler == sampler
+    page = paths.report("v1") / "think.json"
+    page.write_text(page.read_text().replace("bfloat16", "float32"))
+    with pytest.raises(ArtefactError, match=r"think\.json says that sampler"):
+        recount.reports(project, "v1")
+
+
+def test_an_adapter_of_links_into_a_cache_is_registered_as_files(project, tmp_path):
+    weights = paths.adapter("v1") / "adapter_model.safetensors"
+    cached = shutil.move(weights, tmp_path / "cached")
+    weights.symlink_to(cached)
+    kept = folder_of(register(project, "v1")) / "adapter" / weights.name
+    assert (kept.is_symlink(), kept.read_bytes()) == (False, cached.read_bytes())
+
+
 @pytest.mark.long
 def test_an_examination_with_another_decoding_renews_what_is_served(project):
     first = register(project, "v1")
@@ -759,6 +778,11 @@ def test_an_examination_with_another_decoding_renews_what_is_served(project):
     dolls.examine(longer, "v1", [5])
     locks.record(longer)
     assert pyfunc.read(folder).modes["think"].max_new_tokens == before != 99
+    point("esi", "champion", first)
+    with pytest.raises(RegistryError, match="decodes in another way than the approved one"):
+        register(longer, "v1")
+    assert pyfunc.read(folder).modes["think"].max_new_tokens == before
+    point("esi", "champion", None)
     register(longer, "v1")
     assert pyfunc.read(folder).modes["think"].max_new_tokens == 99
 

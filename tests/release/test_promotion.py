@@ -119,6 +119,9 @@ def test_a_refused_version_stays_what_it_was(params):
 def test_who_answers_the_same_to_everything_is_no_first_champion(params):
     dolls.examine(params, "v1", [2])
     locks.record(params)
+    with pytest.raises(GateError, match="run `clinrl register v1` first"):
+        decisions.decide(params, "v1")
+    versions.register(params, "v1")
     decision = decisions.decide(params, "v1")
     assert not decision.promote
     assert any("from always 2 on the same cases" in reason for reason in decision.reasons)
@@ -405,7 +408,7 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     shutil.rmtree("data")
     shutil.move("kept", "data")
     locks.record(params)
-    versions.register(params, "v2")
+    assert versions.register(params, "v2").aliases == ("candidate",), "in place of the later one with its name"
     assert promoted(params, "v2").number == first.number
 
 

@@ -19,6 +19,7 @@ from answering import exam, prompts
 
 import examined
 from champions import ADA
+from clinrl.cli import main as cli
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release import decisions, promotion
@@ -113,13 +114,21 @@ def test_what_gets_a_name_after_the_start_is_served(released: Any) -> None:
         eventually(lambda: httpx.get(url.replace("/v1", "/health"), timeout=60).status_code == 200, 60)
 
 
-def test_it_answers_to_the_names_that_it_was_given(released: Any) -> None:
+def test_it_answers_to_the_names_that_it_was_given(released: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLINRL_SERVE_TOKEN", "secret" * 6)
     with command("--known-as", "serve", "serve.clinrl") as (_, url):
+        health, named = url.replace("/v1", "/health"), {"Authorization": f"Bearer {'secret' * 6}"}
         asked = [
-            httpx.get(url.replace("/v1", "/health"), headers={"Host": f"{name}:8000"}).status_code
-            for name in ("serve", "serve.clinrl", "evil.example")
+            httpx.get(health, headers={"Host": f"{name}:8000"} | named).status_code
+            for name in ("127.0.0.1", "serve", "serve.clinrl", "evil.example")
         ]
-    assert asked == [200, 200, 403]
+        assert httpx.get(f"{url}/models").status_code == 401
+    assert asked == [200, 200, 200, 403]
+
+
+def test_other_machines_reach_it_with_a_token_alone(released: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "esi", "--host", "0.0.0.0"]) == 1
+    assert "CLINRL_SERVE_TOKEN" in capsys.readouterr().err
 
 
 def test_a_signal_while_models_are_read_leaves_no_copy(released: Any, tmp_path: Path) -> None:

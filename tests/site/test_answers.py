@@ -71,6 +71,9 @@ document.getElementById("filter").dataset.others = "blind";
   console.log(box.text);
 })();
 """
+OTHER_EXAM = VARIANT.replace(
+    '["exam.x1.blind"] = { ...exam,', '["exam.x1.blind"] = { ...exam, cases: [["case-9", []]],'
+)
 pytestmark = pytest.mark.skipif(NODE is None, reason="Node is not installed")
 
 
@@ -89,6 +92,12 @@ def test_a_version_that_loads_slowly_does_not_replace_one_that_was_chosen_later(
 
 def test_answers_that_are_not_there_are_said(tmp_path: Path) -> None:
     assert printed(MISSING, tmp_path) == "The answers cannot be shown: answers/data/v1.js is missing.\n"
+
+
+def test_cases_that_the_other_was_not_asked_are_neither_right_nor_wrong_there(tmp_path: Path) -> None:
+    said = printed(OTHER_EXAM.replace("console.log(box.text)", "console.log(made.list.text)"), tmp_path)
+    assert "not asked of blind: 1" in said
+    assert "wrong here" not in said
 
 
 def test_two_models_that_see_other_variants_of_a_case_have_a_request_each(tmp_path: Path) -> None:

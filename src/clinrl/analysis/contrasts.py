@@ -204,7 +204,8 @@ def _contrasts(
     found = [
         Contrast(
             first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
-            difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable_of_one(test.difference),
+            difference=test.difference, p=test.p, adjusted=test.p,
+            detectable=_detectable_of_one(test.difference, alike),
         )
         for pair in made
         for versions, test in _mcnemar(task, golds, alike, entries[pair.first], entries[pair.second])
@@ -247,12 +248,12 @@ def _detectable(spread: Spread, alpha: float = 1 - LEVEL, tests: int = 1) -> flo
     return None if least is None else rounded(least)
 
 
-def _detectable_of_one(difference: Estimate) -> float | None:
-    """The smallest detectable difference of two single models; the exact test finds none without some cases."""
+def _detectable_of_one(difference: Estimate, alike: Sequence[str] | None = None) -> float | None:
+    """The smallest detectable difference of two single models; the exact test finds none without some cases, or without
+    some patients (`alike`)."""
+    n = difference.n if alike is None else min(difference.n, len({*alike}))
     least = _detectable(spread_of(difference))
-    if least is None or difference.n < EXACT_LEAST:
-        return None
-    return rounded(max(least, min(1.0, EXACT_CASES / difference.n)))
+    return None if least is None or n < EXACT_LEAST else rounded(max(least, min(1.0, EXACT_CASES / n)))
 
 
 def primary_tests(

@@ -174,8 +174,8 @@ EVALUATE = {
     "render": Command(
         help="write pages and figures again from the reports' numbers",
         description="Writes every page (.md) and figure (.png) below data/reports again from the JSON beside it, "
-        "and prints those that changed. Asks no model and needs no graded answers. A training's curves need "
-        "history.csv.",
+        "and prints those that changed; judges.md is written with its study. Asks no model and needs no graded "
+        "answers. A training's curves need history.csv.",
         examples="clinrl render\nclinrl render esi-v49\nclinrl render imaging",
         runs="pipeline.render:stage",
         arguments=(

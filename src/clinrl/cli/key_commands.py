@@ -56,7 +56,7 @@ def _vouch(source: Path, reason: str) -> int:
 
 def approve(decision: str, approver: str) -> int:
     """Print the token that approves a decision. This needs only the approver's key, no project and no server."""
-    signer = ring.signer("full")
+    approver, signer = approval.check_approver(approver), ring.signer("full")
     print(approval.token(decision, approver, signer))
     echo(
         f"this approves the decision {decision} as {approver}, by the key "

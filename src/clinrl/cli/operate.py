@@ -212,10 +212,10 @@ RELEASE = {
         runs="cli.retraining_command:stage",
         arguments=(
             name("TASK"),
-            arg("--lives", type=natural(1), metavar="N", default=1000, help="default: 1000"),
-            value("--weeks", natural(1), "drafts in a life", 52),
-            value("--cases", natural(1), "cases of the exam; default: as many as the plan's exam has"),
-            value("--mine", natural(1), "cases of the mine data; default: as many as it has"),
+            arg("--lives", type=natural(1, 100_000), metavar="N", default=1000, help="default: 1000"),
+            value("--weeks", natural(1, 1000), "drafts in a life", 52),
+            value("--cases", natural(1, 1_000_000), "cases of the exam; default: as many as the plan's exam has"),
+            value("--mine", natural(1, 1_000_000), "cases of the mine data; default: as many as it has"),
             value("--wrong", share, "of cases that the champion errs in", 0.106),
             value("--discordance", share, "of the cases that only one of champion and useless draft gets right", 0.041),
             arg("--seed", type=natural(0), metavar="N", default=1, help="default: 1"),
@@ -307,7 +307,8 @@ INSPECT = {
     "verify": Command(
         help="rebuild an artefact from nothing and compare it byte by byte",
         description="Rebuilds what ADDRESS names, with its ancestors, in a fresh git worktree without a cache, and "
-        "compares every file with dvc.lock. A GRPO run is equal only on a processor of the same maker. "
+        "compares every file with dvc.lock. A GRPO run is equal only on a processor of the same maker. Records of an "
+        "import are there only if their address is absolute. "
         "Exit code 0: all equal; 1: not.",
         examples="clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
         "PYTHONHASHSEED=7 taskset -c 0 clinrl verify esi-v46 --keep\nclinrl verify esi-v49 --attest",

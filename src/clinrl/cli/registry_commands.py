@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def rollback(
     given twice.
     """
     named = {"--from": champion, "--to": earlier}
-    found = {option: registry.find(name, which) for option, which in named.items() if which}
+    found = {option: registry.find(name, which) for option, which in named.items() if which is not None}
     for option, entry in found.items():
         if named[option] in entry.aliases:
             raise ParamsError(
@@ -205,10 +206,7 @@ def draft(
 def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
     """Print every link of a version's lineage, and broken ones again on stderr. Returns 1 if one is broken, else 0."""
     links = lineages.walk(params, name)
-    rows: list[dict[str, Any]] = [link.model_dump() for link in links]
-    if not as_json:
-        rows = [row | {"digest": row["digest"][:16]} for row in rows]
-    show(LINKS, rows, as_json=as_json)
+    _show_digests(LINKS, [link.model_dump() for link in links], as_json=as_json)
     broken = [link for link in links if link.state == "broken"]
     for link in broken:
         echo(f"{link.version}, {link.link}: {link.says}")
@@ -216,7 +214,13 @@ def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
 
 
 def _show(*entries: registry.Entry, as_json: bool = False) -> None:
-    show(COLUMNS, [_row(entry) for entry in entries], as_json=as_json, narrow=NARROW)
+    _show_digests(COLUMNS, [_row(entry) for entry in entries], as_json=as_json, narrow=NARROW)
+
+
+def _show_digests(columns: Sequence[str], rows: list[dict[str, Any]], *, as_json: bool, **named: Any) -> None:
+    """Show a table; only JSON has the digests whole."""
+    short = [row if as_json else row | {"digest": row["digest"][:16]} for row in rows]
+    show(columns, short, as_json=as_json, **named)
 
 
 def _row(entry: registry.Entry) -> dict[str, Any]:
@@ -228,5 +232,5 @@ def _row(entry: registry.Entry) -> dict[str, Any]:
         "gate": entry.tags.get("gate", "open"),
         "approver": entry.tags.get("approver", ""),
         "parent": entry.tags.get("parent", ""),
-        "digest": entry.digest[:16],
+        "digest": entry.digest,
     }

@@ -41,9 +41,9 @@ TOLERANCE = 1e-6
 def reports(params: Params, name: str) -> dict[str, EvalReport]:
     """The reports of a version, a merge or a base, by mode, after a check that their numbers follow from the answers.
 
-    Not computed again are measures by judges, the results of thresholds on a model's probabilities, and the rows of
-    simple policies, which the gate computes itself. Raises ArtefactError naming the report and the number that does not
-    follow, or the answer that differs from its transcript.
+    Not computed again are measures by judges, the results of thresholds on a model's probabilities, the rows of simple
+    policies, which the gate computes itself, and what compares it with a parent whose answers are not here. Raises
+    ArtefactError naming the report and the number that does not follow, or the answer that differs from its transcript.
     """
     run = open_run(params, params.model(name))
     folder = paths.graded(name)
@@ -56,7 +56,7 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
         report = load_report(name, mode)
         under = load_variants(run, mode, folder, run.model.variants)
         graded = {mode: lines} | {f"{mode}.{variant}": some for variant, some in under.items()}
-        read = replace(run, adapter_digest=report.adapter_digest, graded=graded)
+        read = replace(run, adapter_digest=report.adapter_digest, graded=graded, sampler=given.sampler)
         _check_scores(read, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
             raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")

@@ -35,7 +35,7 @@ TERMS: Final = ("LICENSE", "NOTICE")
 def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None, public: bool = False) -> None:
     """Push a version or a merge with its card to a repository, private unless `public`; print its address.
 
-    Raises ParamsError for a base, and for an invalid repository or endpoint; ArtefactError as `collect` does, or if the
+    Raises ParamsError for an invalid repository or endpoint; ArtefactError as `collect` does, or if the
     hub holds other weights afterwards; DataError as `card_of` does; Refused without a token, or if the hub refuses.
     """
     from huggingface_hub import HfApi, constants, get_token
@@ -56,8 +56,6 @@ def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None
     if not address.hostname or not (address.scheme == "https" or address.hostname in LOOPBACK):
         raise ParamsError(f"{mask(endpoint)!r} is no endpoint such as https://huggingface.co: a token is sent to it")
     model = params.model(name)
-    if model.parent is None:
-        raise ParamsError(f"{name} is a base; versions and merges are pushed")
     if not get_token():
         raise Refused("the hub wants a token; set HF_TOKEN to one that may write, or run `hf auth login`")
     made = collect(params, model)

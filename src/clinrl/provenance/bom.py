@@ -64,7 +64,6 @@ def release(params: Params) -> dict[str, Any]:
     libraries, made = pins.load(), lock.outputs(lock.read())
     models = [model for task in params.bases for model in _embedded_base(params, task)]
     models += [model for task in params.bases for model in _hub(params, task)]
-    models = list({model["bom-ref"]: model for model in models}.values())
     sets = [_data(params, name, made) for name in params.all_data]
     mine = _component("application", PROJECT, PROJECT, LICENCE, {}, version=__version__)
     graph = _graph(libraries)
@@ -123,7 +122,8 @@ def _bill(
     mine: Component, libraries: Sequence[pins.Pin], components: Iterable[Component], graph: Mapping[str, set[str]]
 ) -> dict[str, Any]:
     """A whole bill about the component `mine`. `graph` holds the dependencies of each component, by reference."""
-    everything = sorted([*map(_library, libraries), *components], key=lambda component: component["bom-ref"])
+    found = {component["bom-ref"]: component for component in (*map(_library, libraries), *components)}
+    everything = [found[ref] for ref in sorted(found)]  # two judges may be one checkpoint
     affected = [(KNOWN[pin.name], _purl(pin)) for pin in libraries if pin.name in KNOWN]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -195,7 +195,7 @@ def _embedded_base(params: Params, task: str) -> list[Component]:
 
 def licence_of(base: Path) -> str:
     """The licence of a base, which binds every model made from it; empty for a checkpoint that HUB_LICENCES lacks."""
-    named = next(iter(_commits(base)), "")
+    named, _ = _pinned(base).get("", ("", ""))
     return HUB_LICENCES.get(named, "") if named else LICENCE
 
 
@@ -214,11 +214,12 @@ def _hub(params: Params, task: str, *, is_whole: bool = False) -> list[Component
     `is_whole`: the bill is that of a full model, which has the weights of its base.
     """
     spec = params.bases[task].full
-    models: list[HubModel] = [spec, *spec.judges.values()]
-    commits = _commits(paths.base(task)) if params.scale == "full" else {}
+    models: list[tuple[str, HubModel]] = [("", spec), *spec.judges.items()]
+    pinned = _pinned(paths.base(task)) if params.scale == "full" else {}
     made = []
-    for model in models:
-        revision = commits.get(model.repo, model.revision)
+    for role, model in models:
+        repo, commit = pinned.get(role, ("", ""))
+        revision = commit if repo == model.repo else model.revision
         ref = f"base/{task}" if model is spec and params.scale == "full" else f"hub/{model.repo}@{revision}"
         address = {} if Path(model.repo).is_absolute() else {"purl": f"pkg:huggingface/{model.repo}@{revision}"}
         place = "its weights are in the merged model" if is_whole and model is spec else "not part of the release"
@@ -232,15 +233,15 @@ def _hub(params: Params, task: str, *, is_whole: bool = False) -> list[Component
     return made
 
 
-def _commits(base: Path) -> dict[str, str]:
-    """Repository to commit, of the checkpoint that a base names and then of its judges. Raises ArtefactError."""
+def _pinned(base: Path) -> dict[str, tuple[str, str]]:
+    """Repository and commit of the checkpoint that a base names (""), and of its judges. Raises ArtefactError."""
     try:
         named = reference(base)
-        stated = [one for one in (named, *named.get("judges", {}).values()) if one]
-        found = {one["repo"]: one["commit"] for one in stated}
+        stated = {"": named, **named.get("judges", {})}
+        found = {role: (one["repo"], one["commit"]) for role, one in stated.items() if one}
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        found = {"": None}
-    if not all(isinstance(word, str) for pair in found.items() for word in pair):
+        found = {"": ("", None)}
+    if not all(isinstance(word, str) for pair in found.values() for word in pair):
         raise ArtefactError(f"{base / REFERENCE} names no checkpoint and its commit; rebuild the base")
     return found
 

@@ -26,7 +26,7 @@ from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
 from clinrl.provenance.stages import addresses_of
-from clinrl.registry.model_folder import download, is_of, own_folder, upload
+from clinrl.registry.model_folder import decodes_otherwise, download, is_of, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
 from clinrl.signing.keys import Key, Signer, signer, trusted_keys
@@ -294,11 +294,14 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         client.set_tag(run.info.run_id, SENT, canonical_json(current))
 
 
-def logged_model(client: "MlflowClient", run: "Run", made: Recorded, sources: Sequence[str] = ()) -> "LoggedModel":
+def logged_model(
+    client: "MlflowClient", run: "Run", made: Recorded, sources: Sequence[str] = (), *, is_champion: bool = False
+) -> "LoggedModel":
     """The finished model with this digest in the experiment of the run: found, completed, restored or created.
 
     Two machines that create it at once both end up with the older one, or with that which the version names by now;
-    `sources` are the addresses of the versions with this digest.
+    `sources` are the addresses of the versions with this digest. Raises RegistryError if `is_champion` and the exam was
+    taken with another decoding than the folder serves: nobody has approved that.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -319,7 +322,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded, sources: Se
     model = found[0]
     ready = model.status == "READY"
     has_files = not ready and own_folder(client, model) is None and client.list_logged_model_artifacts(model.model_id)
-    if not ready or not _is_intact(client, model, made):
+    if not ready or not _is_intact(client, model, made, is_champion=is_champion):
         upload(client, model, made, run_id, replaces=ready)
     # A killed upload may have left other files. Of two machines that send at once, a later registration notices.
     if has_files and not _is_intact(client, model, made):
@@ -360,7 +363,7 @@ def logged_models(client: "MlflowClient", experiment: str, digest: str) -> list[
     return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
 
 
-def _is_intact(client: "MlflowClient", model: "LoggedModel", made: Recorded) -> bool:
+def _is_intact(client: "MlflowClient", model: "LoggedModel", made: Recorded, *, is_champion: bool = False) -> bool:
     """Whether a model's folder is what would be uploaded. From a server, all of its files are downloaded for this."""
     with TemporaryDirectory(prefix="clinrl-") as scratch:
         folder = own_folder(client, model)
@@ -368,4 +371,9 @@ def _is_intact(client: "MlflowClient", model: "LoggedModel", made: Recorded) -> 
             if not client.list_logged_model_artifacts(model.model_id):  # MLflow would request a file without a name
                 return False
             folder = download(client, model, Path(scratch))
+        if is_champion and decodes_otherwise(folder, made):
+            raise RegistryError(
+                f"{made.model.name} is the champion of {made.model.registered}, and this exam decodes in another way "
+                "than the approved one; put `modes` back, or train it under another name (`clinrl draft`)"
+            )
         return is_of(folder, made)

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,13 @@ def is_of(folder: Path, made: "Recorded") -> bool:
         return is_same and _results(card.read_text(encoding="utf-8") if card.exists() else "") == _results(made.card)
     except Refused:
         return False
+
+
+def decodes_otherwise(folder: Path, made: "Recorded") -> bool:
+    """Whether a registered folder has a record with other modes, or with another decoding in one."""
+    with suppress(Refused):
+        return pyfunc.read(folder).modes != _record(made).modes
+    return False
 
 
 def _results(card: str) -> object:
@@ -172,6 +180,6 @@ def _exam_texts(model: Model) -> novelty.Examined | None:
 def _link(source: str, target: str) -> None:
     """Make a hard link to a file, or a copy if the file system has no hard links."""
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)  # DVC's cache may be linked
     except OSError:
         shutil.copyfile(source, target)

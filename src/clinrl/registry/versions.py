@@ -96,8 +96,10 @@ def _complete_entry(made: Recorded) -> Entry:
     with connect() as client, writing(client):
         run = run_of(client, made.model.task.name, run_key(made.manifest), made.model.name)
         fill(client, run, made)
-        sources = [str(version.source) for version in _versions(client, _where(made))]
-        version = _version(client, run, logged_model(client, run, made, sources), made)
+        same, number = _versions(client, _where(made)), (_aliases(client, made.model.registered) or {}).get(CHAMPION)
+        is_champion = number in {str(version.version) for version in same}
+        model = logged_model(client, run, made, [str(version.source) for version in same], is_champion=is_champion)
+        version = _version(client, run, model, made)
         if run.info.status != "FINISHED":
             client.set_terminated(run.info.run_id, "FINISHED")
         aliases = _aliases(client, made.model.registered) or {}

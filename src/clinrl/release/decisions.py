@@ -25,6 +25,7 @@ from clinrl.release import audit_log, budget, form, gate
 from clinrl.release.change_control import changed_since_training, missing_resit, outside_plan
 from clinrl.release.gate import Decision
 from clinrl.release.moves import decisions_on, interrupted, is_of, last_move, recorded_champion, surpassed
+from clinrl.release.standing import is_registered
 
 
 def decide(params: Params, name: str) -> Decision:
@@ -41,7 +42,7 @@ def decide(params: Params, name: str) -> Decision:
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
     versions.check_intact(params, entry)
     decision = judge(params, name, _champion(params, model, entry.digest))
-    if entry.digest != decision.candidate_digest:
+    if entry.digest != decision.candidate_digest or not is_registered(params, name):
         raise GateError(
             f"the answers of {name} are not those of the {name} that is registered; run `clinrl register {name}` first"
         )

@@ -53,7 +53,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
     """
     model = params.model(name).registered
     about = approved or decision.digest
-    approver = check_approver(approvals.approver_of(approval, about, approvals.approvers(params)))
+    approver = approvals.check_approver(approvals.approver_of(approval, about, approvals.approvers(params)))
     with _exclusive(model):
         entry = versions.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
@@ -173,7 +173,7 @@ def rollback(
     before this one by the audit log, or if `approver` is no valid name; SignatureError if this machine's key is not
     that person's; Busy as `promote` does.
     """
-    approver = check_approver(approver)
+    approver = approvals.check_approver(approver)
     with _exclusive(model):
         now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
         if now is None:
@@ -254,17 +254,9 @@ def vouch(params: Params, reason: str) -> list[str]:
     return revoked
 
 
-def check_approver(approver: str) -> str:
-    """A person's name, trimmed. Raises GateError unless it has 2 to 80 characters, none of them a control character."""
-    name = approver.strip()
-    if not approvals.NAME.fullmatch(name):
-        raise GateError("a promotion needs the name of the person who approves it, 2 to 80 characters; nothing moved")
-    return name
-
-
 def check_listed(params: Params, approver: str) -> str:
-    """`check_approver`, and SignatureError for a name that params.yaml does not list, where it must."""
-    name = check_approver(approver)
+    """`approvals.check_approver`, and SignatureError for a name that params.yaml does not list, where it must."""
+    name = approvals.check_approver(approver)
     if approvals.is_by_list(params):
         approvals.approvers(params, name)
     return name

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from clinrl.errors import SignatureError
+from clinrl.errors import GateError, SignatureError
 from clinrl.signing import dsse, keys
 
 if TYPE_CHECKING:
@@ -21,6 +21,14 @@ NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{2,80}")
 """An approver's name as it goes into tags and the audit log."""
 MAX_TOKEN = 120
 """Characters of a token; a signature has 92 to 96."""
+
+
+def check_approver(approver: str) -> str:
+    """A person's name, trimmed. Raises GateError unless it has 2 to 80 characters, none of them a control character."""
+    name = approver.strip()
+    if not NAME.fullmatch(name):
+        raise GateError("a promotion needs the name of the person who approves it, 2 to 80 characters; nothing moved")
+    return name
 
 
 def statement(decision: str, approver: str) -> dict[str, Any]:

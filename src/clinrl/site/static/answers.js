@@ -112,9 +112,10 @@ async function start() {
     return found.sort((a, b) => group(a) - group(b) || urgency(a) - urgency(b) || a.at - b.at);
   }
 
-  /** The rank of a case in a comparison: first those that are wrong here alone, then those that are right here alone. */
+  /** The rank of a case in a comparison: first those that are wrong here alone, then those that are right here alone;
+      those that the other was not asked come last. */
   function group({ verdict, theirs }) {
-    if (!theirs) return 0;
+    if (!theirs) return other ? 4 : 0;
     if ((verdict === "r") !== (theirs === "r")) return verdict === "r" ? 1 : 0;
     return verdict === "r" ? 3 : 2;
   }
@@ -123,7 +124,7 @@ async function start() {
     const found = chosen();
     const titles = other
       ? [`wrong here, right in ${other.data.name}`, `right here, wrong in ${other.data.name}`, "wrong in both",
-        "right in both"]
+        "right in both", `not asked of ${other.data.name}`]
       : [""];
     const place = found.findIndex((one) => one.id === opened);
     const visible = found.slice(0, Math.max(shown, place + 1));
