@@ -76,8 +76,9 @@ def test_a_name_without_a_report_is_refused(params):
         render.stage(params, ["esi-v94"])
 
 
-def test_a_report_that_was_cut_short_is_named_with_what_brings_it_back(params):
+@pytest.mark.parametrize("edit", [lambda text: text[:1000], lambda text: text.replace(b'"exam"', b'"exams"')])
+def test_a_report_that_was_cut_short_or_edited_is_named_with_what_brings_it_back(params, edit):
     path = Path("data/reports/esi-v43/think.json")
-    path.write_bytes(path.read_bytes()[:1000])
+    path.write_bytes(edit(path.read_bytes()))
     with pytest.raises(ArtefactError, match=r"esi-v43/think\.json is no report; restore it with `git checkout data"):
         render.stage(params, ["esi-v43"])

@@ -216,9 +216,15 @@ def test_the_base_is_rebuilt_under_its_own_address(project: Path, tmp_path: Path
     for name, value in (foreign | {"FOREIGN": " ".join(foreign)}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TOLD", str(tmp_path / "tracking"))
+    hook = project / ".git/hooks/post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\n")
+    hook.chmod(0o755)
     (project / "stray.txt").write_text("")
     code = verify.stage("base@esi", as_json=True)
     (project / "stray.txt").unlink()
+    hook.unlink()
+    assert not (tmp_path / "hooked").exists()
     assert (tmp_path / "tracking").read_text() == "None"
     out, err = capfd.readouterr()
     assert code == 0

@@ -82,7 +82,7 @@ def stage(params: Params, name: str) -> None:
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page of a report beside it."""
-    report = ExternalReport.model_validate(load(target, task, modes))
+    report = load(target, task, modes, ExternalReport)
     write_text(target.with_suffix(".md"), render("external", report=report, columns=task.reporting.external))
 
 

@@ -171,7 +171,7 @@ def stage(params: Params, name: str) -> None:
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page of a report beside it."""
-    report = ProtocolReport.model_validate(load(target, task, modes))
+    report = load(target, task, modes, ProtocolReport)
     text = render("benchmark", report=report, scores=SCORES, verdicts=verdicts(report))
     write_text(target.with_suffix(".md"), text)
 

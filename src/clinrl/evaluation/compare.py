@@ -76,7 +76,7 @@ def stage(params: "Params", name: str) -> None:
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page and the figure of a comparison beside its report, and the full tables in its folder."""
-    report = Compared.model_validate(load(target, task, modes))
+    report = load(target, task, modes, Compared)
     title = f"{report.name} on {report.exam}"
     curves = results.curves(task, report)
     figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"), curves)

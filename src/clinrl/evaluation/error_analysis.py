@@ -128,7 +128,7 @@ def stage(params: Params, name: str) -> None:
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page and the figure of a report beside it."""
-    report = MineReport.model_validate(load(target, task, modes))
+    report = load(target, task, modes, MineReport)
     figures.groups(
         [(group.value, group.total, group.cost, group.n) for group in of_kind(report, "rule")[:MAX_GROUPS]],
         f"{report.name} on {report.data}: clinical cost by deciding rule",

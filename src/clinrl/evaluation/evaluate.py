@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from clinrl import paths
@@ -290,8 +290,8 @@ def write_pages(folder: Path, model: Model, modes: Iterable[str]) -> list[Path]:
     missing.
     """
     modes = list(modes)
-    reports = [EvalReport.model_validate(load(folder / f"{mode}.json", model.task, modes)) for mode in modes]
-    agreement = TypeAdapter(Agreement).validate_python(load(folder / BETWEEN_MODES, model.task, modes))
+    reports = [load(folder / f"{mode}.json", model.task, modes, EvalReport) for mode in modes]
+    agreement = load(folder / BETWEEN_MODES, model.task, modes, Agreement)
     raised = alerts.stored(folder / ALARMS)
     text = render("exam", reports=reports, agreement=agreement, model=model, alarms=raised)
     write_text(folder / "report.md", text)

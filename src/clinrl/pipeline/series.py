@@ -37,7 +37,7 @@ def table(params: Params, task: str) -> str:
     """
     own, modes = get_task(task), list(params.modes)
     shares = [*own.compared, *([own.ordered.over] if own.ordered else [])]
-    report = Compared.model_validate(load(paths.comparison_report(f"{task}-series"), own, modes))
+    report = load(paths.comparison_report(f"{task}-series"), own, modes, Compared)
     rows_of = {part.mode: {row.name: row for row in part.rows} for part in report.sections if part.part == ALL}
     first = rows_of[modes[0]]
     simple = [name for name, row in first.items() if row.kind == "baseline" and name != BAG_OF_WORDS]

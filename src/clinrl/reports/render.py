@@ -8,6 +8,8 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pydantic import TypeAdapter
+
 from clinrl.analysis.exam import UNREADABLE
 from clinrl.errors import ArtefactError
 from clinrl.reports import numbers, results
@@ -102,8 +104,8 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}".replace("\n", KEPT)
 
 
-def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
-    """The JSON of a report on a task, with the keys of each mapping in the order of pages.
+def load(path: Path, task: Task, modes: Iterable[str], form: type[T]) -> T:
+    """A report on a task, of this form, with the keys of each mapping in the order of pages.
 
     Reports are written with sorted keys. Pages have the order in which params.yaml names modes, and the task its
     metrics, input variants, levels and labels; any other key comes after these. Raises ArtefactError for a file that
@@ -119,7 +121,7 @@ def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
     ]  # fmt: skip
     places = {name: place for place, name in reversed(list(enumerate(names)))}
     try:
-        return _arranged(json.loads(path.read_bytes()), places)
+        return TypeAdapter(form).validate_python(_arranged(json.loads(path.read_bytes()), places))
     except FileNotFoundError:
         raise ArtefactError(f"{path} is not here; restore it with `git checkout {path}`, or examine anew") from None
     except ValueError:

@@ -87,8 +87,7 @@ class Site:
         made = {name: get_task(spec.task) for name, spec in self.params.comparisons.items()
                 if _is_compared(name)}  # fmt: skip
         return {
-            name: Compared.model_validate(load(paths.comparison_report(name), task, self.params.modes))
-            for name, task in made.items()
+            name: load(paths.comparison_report(name), task, self.params.modes, Compared) for name, task in made.items()
         }
 
     @cached_property
