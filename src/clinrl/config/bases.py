@@ -28,8 +28,8 @@ class Embedded(Section):
     """Attention heads; divides hidden."""
     kv_heads: Count
     """Key and value heads; divides heads."""
-    mlp: int = Field(ge=16)
-    """Width of the feed-forward layers, 16 or more."""
+    mlp: int = Field(ge=16, le=65_536)
+    """Width of the feed-forward layers, 16 to 65,536."""
     steps: Count
     """Optimiser steps; steps x batch is at most 10,000,000."""
     batch: Count

@@ -152,8 +152,8 @@ class RejectionTrainer(SftTrainer):
     """Completions a prompt."""
     temperature: float = Field(gt=0, le=2)
     """Sampling temperature, above 0 to 2."""
-    max_completion: int = Field(ge=8)
-    """Tokens of a completion, 8 or more."""
+    max_completion: int = Field(ge=8, le=1_000_000)
+    """Tokens of a completion, 8 to 1,000,000."""
     keep: Count = 4
     """Most completions of a prompt that are imitated: of different ones, those of the highest reward."""
     threshold: float | None = None
@@ -179,8 +179,8 @@ class GrpoTrainer(Trainer):
     """Sampling temperature, above 0: a greedy group has no variance to learn from."""
     beta: float = Field(ge=0)
     """Weight of the KL penalty against the parent, 0 or more; with 0 no reference model is loaded."""
-    max_completion: int = Field(ge=8)
-    """Tokens of a completion, 8 or more; of an episode, all of its turns and what its tools return."""
+    max_completion: int = Field(ge=8, le=1_000_000)
+    """Tokens of a completion, 8 to 1,000,000; of an episode, all of its turns and what its tools return."""
     turn_tokens: int | None = Field(default=None, ge=8, exclude_if=unless(None))
     """Most tokens of one turn of an episode, 8 to max_completion; a turn that reaches them without an end ends the
     episode. Null: whatever is left of max_completion."""
