@@ -164,8 +164,6 @@ def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
                 now = client.read_flow_run(run).state
                 if now is None or now.is_running():
                     return pause_flow_run(question, timeout=left_s, poll_interval=min(POLL_S, left_s), key=key)
-                if now.is_cancelling() or now.is_cancelled():
-                    raise Refused("this release was cancelled")
                 form: Any = now.state_details.run_input_keyset
                 if now.is_paused() and form and read_flow_run_input(form["schema"], run) is None:
                     question.save(form, run)  # the server went away between the pause and its form
@@ -176,9 +174,11 @@ def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
                     raise
                 get_run_logger().warning("the Prefect server is away; the question stays")
             else:
-                if time.monotonic() >= deadline or now.is_final():
+                if time.monotonic() >= deadline or now.is_final() or now.is_cancelling():
                     break
             time.sleep(min(POLL_S, left_s))
+        if (last := client.read_flow_run(run).state) and (last.is_cancelling() or last.is_cancelled()):
+            raise Refused("this release was cancelled")
         # The server has given the run up; it goes on, to write down that nobody answered.
         client.set_flow_run_state(run, Running(), force=True)
     return None

@@ -247,6 +247,12 @@ def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(pro
     assert (state.name, champion()) == ("Dropped", "v2")
     assert "esi-v3 is dropped: it cannot be trained: train@esi-v3 failed: train of esi-v3 fails today" in state.message
     assert load_params() == before
+    refused = paths.probe_proof("esi-v4").with_suffix(".failed.json")
+    refused.parent.mkdir(parents=True, exist_ok=True)
+    refused.write_text("{}")
+    Path("fail").write_text("probe")
+    state = ended(retrain, "esi", approver="Ada Lovelace")
+    assert (state.name, "esi-v4 is dropped: it cannot be trained: probe@" in state.message) == ("Dropped", True)
 
 
 @pytest.mark.slow
@@ -350,6 +356,10 @@ def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> 
     promoted("v1")
     promoted("v2")
     releases.rollback(load_params(), "esi", approver="Grace Hopper")
+    (paths.report("v1") / "think.json").unlink()  # an older version is examined anew
+    state = ended(retrain, "esi", "Ada Lovelace")
+    assert (state.name, champion()) == ("Not released", "v1")
+    assert "everything is up to date and registered; v2 was rolled back by Grace Hopper" in state.message
     state = ended(retrain, "esi", "Ada Lovelace")
     assert (state.name, champion()) == ("Nothing to do", "v1")
     assert "v2 was rolled back by Grace Hopper" in state.message

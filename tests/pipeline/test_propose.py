@@ -146,6 +146,15 @@ def test_a_refinement_takes_no_larger_steps_than_its_parent(project):
         assert (now.group, now.max_completion, now.on_alarm) == (before.group, before.max_completion, before.on_alarm)
 
 
+def test_a_draft_of_a_promoted_draft_trains_as_long_as_its_parent(project):
+    first = propose.stage(project, "esi", parent="v2")
+    params = load_params()
+    report = propose.read_report(params, "v2").model_copy(update={"name": first.name, "adapter_digest": "f" * 64})
+    second = propose.propose(params, report, propose.records())
+    for scale in ("embedded", "full"):
+        assert second.profile["trainer"][scale]["steps"] == first.profile["trainer"][scale]["steps"]
+
+
 def test_no_lever_is_pulled_twice(project):
     levers = [propose.stage(load_params(), "esi", parent="v2").lever for _ in LEVERS]
     assert levers == [lever.name for lever in LEVERS]

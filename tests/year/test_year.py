@@ -203,4 +203,5 @@ def test_four_weeks_are_lived_and_the_first_of_them_twice_to_the_same_bytes(tmp_
     assert whole["drafts"]["v2"] == part["drafts"]["v2"]
     assert [one["champion"] for one in whole["weeks"]] == ["v1", "v1", "v1", "v3"]
     assert (whole["promises"]["promoted"], whole["drafts"]["v2"]["outcome"]) == (1, "dropped")
+    assert not whole["drafts"]["v2"]["exam"], "a draft outside its plan is dropped before it trains"
     assert (tmp_path / "4.md").read_text().startswith("# A year of operation")

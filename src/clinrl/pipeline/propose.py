@@ -38,7 +38,7 @@ REFINEMENT_LR = {"embedded": 5.0e-4, "full": 2.0e-7}
 """The highest learning rate of a refinement, before a lever: that of the published v49 (full), and that of our own v49
 (embedded). A version that starts from a good one has little to gain from large steps, and much to lose."""
 MORE_STEPS = 1.5
-"""The number of steps of a draft, as a multiple of those of the recipe that it refines."""
+"""The number of steps of a draft, as a multiple of those of the recipe that it refines; a draft's own are enough."""
 
 
 class NothingToDraft(Refused):
@@ -131,7 +131,7 @@ def stage(
     invalid name or for parameters that were edited meanwhile, ArtefactError if the parent or its error analysis is
     missing, or the analysis is about another adapter or other cases, and NothingToDraft if the parent surely misses no
     rule or no lever is left. With `is_planned`, a lever that leads outside the change plan is passed over, since no
-    gate would admit its draft. No file is changed where it raises.
+    gate would admit its draft. No file of parameters is changed where it raises.
     """
     with exclusive(PARAMS):
         files = read_files(PARAMS)
@@ -204,7 +204,7 @@ def propose(
             raise ParamsError(f"versions.{format_value(named)} is not a name; a name must match {NAME.pattern}")
     if name in params.versions or name in {draft.name for draft in before}:
         raise ParamsError(f"versions.{name} was drafted or trained already; a draft needs a name of its own")
-    dataset = None
+    dataset, more = None, 1.0 if report.name in {draft.name for draft in before} else MORE_STEPS
     if generated is not None:
         emphasis = {target.rule: option.emphasis for target in targets}
         dataset = generated.model_dump(mode="json", exclude={"emphasis"}) | {"seed": number, "emphasis": emphasis}
@@ -212,7 +212,7 @@ def propose(
         **recipe.model_dump(exclude={"reward", "trainer", "waiver", "placebo"}, exclude_defaults=True),
         "method": "grpo",
         "reward": reward,
-        "trainer": {scale: _trainer(recipe, scale, option) for scale in ("embedded", "full")},
+        "trainer": {scale: _trainer(recipe, scale, option, more) for scale in ("embedded", "full")},
     }
     version = {
         "task": report.task,
@@ -395,12 +395,12 @@ def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]
     return {key: changed.get(key, whole[key]) for key in dict.fromkeys([*recipe.reward, *changed])}
 
 
-def _trainer(recipe: GrpoProfile, scale: Any, lever: Lever) -> dict[str, Any]:
-    """The recipe's settings at a scale, with the learning rate of a refinement and more steps."""
+def _trainer(recipe: GrpoProfile, scale: Any, lever: Lever, more: float) -> dict[str, Any]:
+    """The recipe's settings at a scale, with the learning rate of a refinement and `more` times the steps."""
     trainer = recipe.trainer[scale]
     found: dict[str, Any] = trainer.model_dump(mode="json", exclude_unset=True)
     lr = min(trainer.lr, REFINEMENT_LR[scale]) * lever.lr
-    return found | {"lr": float(f"{lr:.3g}"), "steps": round(trainer.steps * MORE_STEPS)}
+    return found | {"lr": float(f"{lr:.3g}"), "steps": round(trainer.steps * more)}
 
 
 def _next_number(params: Params, before: Sequence[Draft], task: str) -> int:
