@@ -98,14 +98,19 @@ def test_a_base_may_leave_the_think_block_to_the_model(project):
     assert render(again, asked, True) == render(tokenizer, asked, True)
 
 
-def test_four_bits_are_computed_alike_on_every_machine(project, monkeypatch):
+@pytest.mark.parametrize("scale", ["embedded", "full"])
+def test_four_bits_are_computed_alike_on_every_machine(project, monkeypatch, scale):
     """With AVX-512 BF16 bitsandbytes packs weights anew at the first forward of an exam; here any machine claims it."""
     import torch
     from bitsandbytes.nn import Linear4bit
 
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
     assert Linear4bit(8, 8).support_avx512bf16_for_cpu
-    model, _ = bases.load(dolls.params(), "esi", for_training=False, qlora=True)
+    params = dolls.params()
+    if scale == "full":
+        params = full(str(shutil.copytree(paths.base("esi"), project / "checkpoint")), "nf4")
+        bases.stage(params, "esi")
+    model, _ = bases.load(params, "esi", for_training=False, qlora=True)
     layers = [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
     assert layers
     ids = torch.arange(5, 25).unsqueeze(0)

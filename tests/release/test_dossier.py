@@ -15,7 +15,7 @@ from clinrl.artifacts import seal, staged, write_json
 from clinrl.cli import main as cli
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.provenance.cited import Record
+from clinrl.provenance.cited import Cited, Record
 from clinrl.release import decisions, dossier
 from clinrl.reports.render import page
 
@@ -48,6 +48,19 @@ def committed(tmp_path, monkeypatch):
 
 def pages(name: str) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in paths.dossier(name).iterdir()}
+
+
+def test_at_full_scale_a_shape_or_a_setting_of_the_base_is_compared_with_the_manifest(committed):
+    file = Path("params/esi.yaml")
+    file.write_text(file.read_text().replace("&live {", "&live {steps: 7, "))
+    full = committed.model_copy(update={"scale": "full"})
+    states = {
+        other[1:]: one[1:] for one, other in dossier._pairs(Cited({}), full, PARAMS, "esi-v49") if "esi-v49" in other[0]
+    }
+    assert states["spec", "lora", "rank"] == ("bases", "esi", "full", "lora", "rank")
+    recipe = ("profiles", "esi-fifth-rule-aware", "trainer", "full")
+    assert states["spec", "trainer", "prompts"] == (*recipe, "prompts")
+    assert ("spec", "trainer", "steps") not in states
 
 
 def edit(file: str | Path, *keys: str, value: object) -> None:

@@ -60,6 +60,6 @@ def approve(decision: str, approver: str) -> int:
     print(approval.token(decision, approver, signer))
     echo(
         f"this approves the decision {decision} as {approver}, by the key "
-        f"{signer.key.fingerprint}; it is good for that decision alone"
+        f"{signer.key.fingerprint}; it counts for that decision alone, where that person's key is this one"
     )
     return 0

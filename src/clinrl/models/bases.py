@@ -205,6 +205,11 @@ def scale_of(folder: Path) -> Scale:
     return "full" if reference(folder) or read_manifest(folder).spec.get("scale") == "full" else "embedded"
 
 
+def again(base: Path) -> str:
+    """How a person rebuilds a base whose checkpoint has changed: DVC does not see that."""
+    return f"rebuild the base with `dvc repro --force --single-item base@{base.name}`"
+
+
 def locate(named: dict[str, Any], by: Path) -> Path:
     """The folder of a checkpoint that the base folder `by` names: a local folder, or the hub's files at its commit.
 
@@ -215,10 +220,10 @@ def locate(named: dict[str, Any], by: Path) -> Path:
     if commit.startswith("local-"):
         folder = Path(repo)
         if "local-" + digest(digests(folder)) != commit:
-            raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
+            raise ArtefactError(f"{repo} is not the checkpoint that {by} names; {again(by)}")
     elif not hub.COMMIT.fullmatch(commit):
         raise ArtefactError(
-            f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
+            f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; {again(by)}"
         )
     else:
         folder = hub.fetch(repo, commit)
@@ -270,11 +275,12 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"{origin} needs custom code of its own, which is never run; name a "
             "checkpoint whose architecture transformers has"
         ) from None
-    if qlora and is_embedded:
+    if qlora:
         from bitsandbytes.nn import Linear4bit
 
-        # Unpack four bits to float32 on every machine, in exams as in training: for an exam, bitsandbytes would ask the
-        # CPU, and not ATEN_CPU_CAPABILITY, whether to compute in bfloat16 with AVX-512.
+        # A CPU unpacks four bits alike on every machine, in exams as in training: for an exam, bitsandbytes would ask
+        # it, and not ATEN_CPU_CAPABILITY, whether to compute in bfloat16 with AVX-512. Weights that were packed for
+        # that have no gradient in a training that goes on.
         for layer in model.modules():
             if isinstance(layer, Linear4bit):
                 layer.support_avx512bf16_for_cpu = False

@@ -17,7 +17,7 @@ from clinrl.artifacts import read_manifest, verified, write_text
 from clinrl.config.bases import Embedded, HubModel
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, with_exit_code
-from clinrl.models.bases import REFERENCE, reference
+from clinrl.models.bases import REFERENCE, again, reference
 from clinrl.provenance import lock, pins
 
 FILE: Final = "bom.cdx.json"
@@ -242,7 +242,7 @@ def _pinned(base: Path) -> dict[str, tuple[str, str]]:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         found = {"": ("", None)}
     if not all(isinstance(word, str) for pair in found.values() for word in pair):
-        raise ArtefactError(f"{base / REFERENCE} names no checkpoint and its commit; rebuild the base")
+        raise ArtefactError(f"{base / REFERENCE} names no checkpoint and its commit; {again(base)}")
     return found
 
 

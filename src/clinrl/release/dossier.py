@@ -184,10 +184,15 @@ def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tu
         yield (proof, "data", "identity"), (probe, "data", "identity")
         yield (proof, "data", "identity"), (manifest, "inputs", "data")
         yield from (((*block, key), (manifest, "spec", key)) for key in ("parent", "data", "profile", "seed"))
-        for key in ("lora", "omit", "reward", "stream"):
+        of_base = (*_where(cited, source, ("bases", params.versions[version].task)), params.scale)  # its own come first
+        shape = (*of_base, "lora") if cited.names(*of_base, "lora") else (*recipe, "lora")
+        yield from _below(cited, shape, (manifest, "spec", "lora"))
+        for key in ("omit", "reward", "stream"):
             yield from _below(cited, (*recipe, key), (manifest, "spec", key))
         yield from _below(cited, (*recipe, "reward"), (probe, "reward"))
-        yield from _below(cited, (*recipe, "trainer", params.scale), (manifest, "spec", "trainer"))
+        other = cited.names(*of_base, "recipes", recipe[-1])
+        trainer = _below(cited, (*recipe, "trainer", params.scale), (manifest, "spec", "trainer"))
+        yield from ((one, made) for one, made in trainer if made[3] not in other)
         trained = (str(lock.LOCK), "stages", f"train@{version}", "params")
         for file in cited.names(*trained):
             for key in cited.names(*trained, file):
