@@ -42,6 +42,7 @@ def built(tmp_path_factory):
             dolls.examine(params, name, examined.RIGHT)
         locks.record(params)
         for name in ("v1", "v2", "v2-full"):
+            versions.register(params, name)
             examined.promote(params, name, "Ada Lovelace", decisions.decide(params, name))
     return root, params
 

@@ -53,7 +53,9 @@ def test_the_command_that_completes_a_rollback_names_the_champion_whom_it_left(u
     held, now = (versions.Entry.model_construct(model="esi", digest=f"v{n}", number=n) for n in (0, 1))
     monkeypatch.setattr(versions, "by_digest", lambda _, digest: {"v1": now}[digest])
     lines = [ROLLBACK, line("decision", decided(0)), *undone]
-    assert moves.interrupted(held, lines) == "`clinrl rollback esi --approver NAME --from 1`"
+    assert moves.interrupted(held, lines) == "give `clinrl rollback esi --approver NAME --from 1` again"
+    held = held.model_copy(update={"digest": "v2"})
+    assert moves.interrupted(held, lines).startswith("restore data/reports/decisions.jsonl from git, if the commit")
 
 
 def promotion(held, **more):

@@ -101,6 +101,15 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert audit_log.read(paths.audit_log(), keyring())[-1].body["digest"] == entry.digest
 
 
+def test_a_log_without_a_decision_that_the_registry_has_admits_no_other(params):
+    assert not decisions.decide(params, "v3").promote
+    paths.audit_log().unlink()  # as after `git revert`, and in a checkout that has not merged the branch
+    with pytest.raises(GateError, match=r"decisions\.jsonl lacks the decision on v3 .* merge the branch"):
+        decisions.decide(params, "v2")
+    assert not decisions.decide(params, "v3").promote, "to decide again writes the line again"
+    assert decisions.decide(params, "v2").promote
+
+
 @after("v2")
 def test_a_refused_version_stays_what_it_was(params):
     decision = decisions.decide(params, "v3")

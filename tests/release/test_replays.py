@@ -74,7 +74,10 @@ def test_an_approval_is_not_good_after_the_name_went_to_and_fro(params):
 @pytest.mark.parametrize(
     ("now", "refusal"),
     [
-        (None, "the registry has lost the champion of esi; .* `clinrl register` and `clinrl promote` for it again"),
+        (
+            None,
+            "the registry has lost v1, the champion of esi by .*: give `clinrl register` and `clinrl promote`",
+        ),
         ("v2", "v2 is the champion of esi in the registry, but not by "),
     ],
 )

@@ -29,6 +29,7 @@ from clinrl.serving import live as live_module
 from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
 from clinrl.signing import keys
+from clinrl.tasks.base import get_task
 from clinrl.tracking.mlflow_store import connect
 from processes import eventually
 
@@ -204,6 +205,14 @@ def test_what_was_trained_on_a_waiver_is_not_served_without_its_tag_either(proje
     live.renew()
     assert not live.names
     assert "is not renewed: v2 was trained on a waiver (A control.) and is never served" in capfd.readouterr().err
+
+
+def test_a_version_of_another_task_version_is_not_served(project: Any, capfd: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(type(get_task("esi")), "version", 3)
+    live = Live(project, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    assert not live.names
+    assert "at version 2 of the task esi, and the clinrl that is imported here is at 3" in capfd.readouterr().err
 
 
 @pytest.mark.long

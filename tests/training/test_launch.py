@@ -411,6 +411,13 @@ def test_training_needs_proofs_of_these_very_data(project, proof, content, sente
         launch.stage(PARAMS, "v1")
 
 
+def test_a_base_of_another_task_version_is_named_with_what_rebuilds_it(project):
+    manifest = paths.base("esi") / "manifest.json"
+    write_json(manifest, json.loads(manifest.read_text()) | {"task_version": 1})
+    with pytest.raises(ArtefactError, match=r"bases/esi was made at version 1 .* --force --single-item base@esi`"):
+        launch.resolve(PARAMS, "v1")
+
+
 def test_a_parent_of_another_base_is_refused(project):
     manifest = paths.adapter("esi-base") / "manifest.json"
     content = json.loads(manifest.read_text())

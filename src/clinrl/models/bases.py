@@ -18,7 +18,7 @@ from clinrl.models import hub, memory, opening
 from clinrl.models.chat import render, think_block, without_clock, without_prefill
 from clinrl.runtime import determinism
 from clinrl.tasks.base import Task, get_task
-from clinrl.types import Message
+from clinrl.types import Manifest, Message
 
 if TYPE_CHECKING:
     from clinrl.config.bases import HubBase, HubModel
@@ -58,14 +58,22 @@ def stage(params: "Params", task_name: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def of_version(task: Task, folder: Path) -> Manifest:
+    """The manifest of an unaltered folder. Raises ArtefactError if it was made at another version of the task."""
+    made = verified(folder)
+    if made.task_version != task.version:
+        is_base = folder in (paths.base(task.name), paths.adapter(f"{task.name}-base"))
+        stage = f" --force --single-item base@{task.name}" if is_base else ""
+        raise ArtefactError(
+            f"{folder} was made at version {made.task_version} of the task {task.name}, which is now at "
+            f"{task.version}; rebuild it with `dvc repro{stage}`"
+        )
+    return made
+
+
 def made_of(task: Task, folder: Path) -> dict[str, str]:
     """Check that `folder` was made from the task's base, both unaltered; return their digests. Raises ArtefactError."""
-    base, made = verified(paths.base(task.name)), verified(folder)
-    if made.task_version != task.version:
-        raise ArtefactError(
-            f"{folder} was made at version {made.task_version} of the task {task.name}, "
-            f"which is now at {task.version}; rebuild it with `dvc repro`"
-        )
+    base, made = verified(paths.base(task.name)), of_version(task, folder)
     if made.inputs["base"] != identity(base):
         raise ArtefactError(
             f"{folder} was made from another base than {paths.base(task.name)} now holds; "

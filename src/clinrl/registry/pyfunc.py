@@ -189,6 +189,18 @@ def read(folder: Path) -> Served:
     return served
 
 
+def read_current(folder: Path) -> Served:
+    """The record of a registered folder. Raises ArtefactError if this code has another version of its task."""
+    served = read(folder)
+    task = get_task(served.task)
+    if task.version != served.task_version:
+        raise ArtefactError(
+            f"{served.name} was made at version {served.task_version} of the task {task.name}, and the clinrl that is "
+            f"imported here is at {task.version}; load the model in a new process, which takes the code beside it"
+        )
+    return served
+
+
 def load(path: str) -> "Answerer":
     """The model of a registered folder that `clinrl_loader` checked. Raises ArtefactError if a part does not fit."""
     # MLflow quotes the whole table when a column has the wrong type.
@@ -198,13 +210,8 @@ def load(path: str) -> "Answerer":
     except Refused as refused:  # a notebook that imported torch first still gets its answers
         warnings.warn(f"{refused}; until then an answer may differ from the exam's in rare cases", stacklevel=2)
     folder = Path(path)
-    served = read(folder)
+    served = read_current(folder)
     task = get_task(served.task)
-    if task.version != served.task_version:
-        raise ArtefactError(
-            f"{served.name} was made at version {served.task_version} of the task {task.name}, and the clinrl that is "
-            f"imported here is at {task.version}; load the model in a new process, which takes the code beside it"
-        )
     if task.episodes is not None:
         raise ArtefactError(f"{served.name} is played with tools, which no table answers; `clinrl evaluate` plays it")
     spec: Mapping[str, Any] = {}

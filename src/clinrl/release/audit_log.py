@@ -35,6 +35,7 @@ Kind = Literal["decision", "approval", "refusal", "promotion", "rollback", "revi
 """A review says that a person read the lines before it, after the key that signed them was revoked."""
 PAYLOAD_TYPE = "application/vnd.clinrl.audit+json"
 """The type of the payload that a signature covers: one line, without digest and signature, as canonical JSON."""
+RESTORE = "restore the file from git (in a merge by `git checkout --ours`, and decide again)"
 START = "0" * 64
 """The field `previous` of the first line, in place of a digest."""
 _checked: "dict[frozenset[str], tuple[bytes, tuple[Entry, ...]]]" = {}
@@ -134,7 +135,7 @@ def check_committed(path: Path) -> None:
             advice = shown.stderr.decode(errors="replace").splitlines()[-1].strip()
             raise ArtefactError(f"git shows no lines of {path} here, as the checkout is another user's; run `{advice}`")
         if shown.returncode == 0 and not text.startswith(_whole(shown.stdout)):
-            raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
+            raise ArtefactError(f"{path} lacks lines that it has in git, or has others; {RESTORE}")
 
 
 def is_longer_at(path: Path, commit: str) -> bool:
@@ -186,7 +187,6 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
     checked, found = _checked.get(frozenset(known), (b"", ()))
     checked, entries = (checked, [*found]) if text.startswith(checked) else (b"", [])
     previous = entries[-1].digest if entries else START
-    advice = "restore the file from git"
     uncounted: tuple[int, str] | None = None
     for number, line in enumerate(text[len(checked) :].splitlines(), start=len(entries) + 1):
         try:
@@ -194,17 +194,19 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
             texts = {name: canonical_json(value) for name, value in sorted(entry)}  # once: bodies are long
         except ValueError as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            raise ArtefactError(f"{path} line {number} is not an entry of the audit log ({reason}); {advice}") from None
+            raise ArtefactError(
+                f"{path} line {number} is not an entry of the audit log ({reason}); {RESTORE}"
+            ) from None
         is_written = line == _object(texts)  # parsers differ on duplicate keys
         content = _object({name: text for name, text in texts.items() if name not in ("digest", "signature")})
         if not is_written or entry.digest != sha256(content).hexdigest():
-            raise ArtefactError(f"{path} line {number} was altered after it was written; {advice}")
+            raise ArtefactError(f"{path} line {number} was altered after it was written; {RESTORE}")
         if entry.previous != previous:
-            raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {advice}")
+            raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {RESTORE}")
         if entry.key not in known:
             uncounted = uncounted or (number, entry.key)
         elif not known[entry.key].verifies(pae(PAYLOAD_TYPE, content), _decode(entry.signature)):
-            raise ArtefactError(f"{path} line {number} has an invalid signature; {advice}")
+            raise ArtefactError(f"{path} line {number} has an invalid signature; {RESTORE}")
         else:
             uncounted = None  # a signature covers all lines before it
         previous = entry.digest
@@ -212,7 +214,7 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
     if uncounted is not None and not reviewed:
         number, key = uncounted
         raise SignatureError(
-            f"{path} is signed from line {number} on with the key {key}, which does not count here; {advice}, trust "
+            f"{path} is signed from line {number} on with the key {key}, which does not count here; {RESTORE}, trust "
             "that key with `clinrl keys trust` if you know whose it is, or, if it was revoked, read what it signed and "
             "run `clinrl keys vouch`"
         )

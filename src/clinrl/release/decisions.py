@@ -24,7 +24,16 @@ from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, budget, form, gate
 from clinrl.release.change_control import changed_since_training, missing_resit, outside_plan
 from clinrl.release.gate import Decision
-from clinrl.release.moves import decisions_on, interrupted, is_of, last_move, recorded_champion, surpassed
+from clinrl.release.moves import (
+    decision_of,
+    decisions_on,
+    interrupted,
+    is_of,
+    last_move,
+    moves,
+    recorded_champion,
+    surpassed,
+)
 from clinrl.release.standing import is_registered
 
 
@@ -41,6 +50,7 @@ def decide(params: Params, name: str) -> Decision:
     model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
     versions.check_intact(params, entry)
+    _check_remembered(params, entry)
     decision = judge(params, name, _champion(params, model, entry.digest))
     if entry.digest != decision.candidate_digest or not is_registered(params, name):
         raise GateError(
@@ -144,15 +154,29 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
     if (held.digest if held else None) in known or (held is None and candidate == recorded):
         return held
     if held is None:
+        body = moves(model, lines)[-1].body
         raise GateError(
-            f"the registry has lost the champion of {model}; the one of {paths.audit_log()} has the digest "
-            f"{str(recorded)[:12]}: give `clinrl register` and `clinrl promote` for it again"
+            f"the registry has lost {body.get('to', body)['version']}, the champion of {model} by {paths.audit_log()}: "
+            "give `clinrl register` and `clinrl promote` for it again"
         )
     raise GateError(
         f"{held.name} is the champion of {model} in the registry, but not by {paths.audit_log()}: if a "
         "scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a rollback was cut "
-        f"short: give {interrupted(held, lines)} again, or move the name back in MLflow"
+        f"short: {interrupted(held, lines)}, or move the name back in MLflow"
     )
+
+
+def _check_remembered(params: Params, entry: Entry) -> None:
+    """Refuse an audit log without a decision that the registry knows: a look at the exam would be forgotten, as after
+    `git revert`, or beside a branch that is not merged. Raises GateError."""
+    lines = audit_log.lines(params)
+    for other in versions.entries(entry.model):
+        digest = other.tags.get("decision")
+        if digest and other.digest != entry.digest and decision_of(digest, lines) is None:
+            raise GateError(
+                f"{paths.audit_log()} lacks the decision on {other.name} that the registry has: merge the branch of "
+                "the retraining that made it, or restore the file from git"
+            )
 
 
 def _is_made_of_champion(params: Params, name: str, champion: Entry) -> bool:

@@ -73,7 +73,7 @@ def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) ->
 
 
 def interrupted(held: Entry, lines: Sequence[audit_log.Entry]) -> str:
-    """The command that completes a rollback to the version that holds the alias, if one was cut short after that move.
+    """What completes a rollback to the version that holds the alias, if one was cut short after that move.
 
     A rollback to a version that was itself rolled back needs `--from`, with the champion by the audit log, and one to
     another version than the champion before that `--to`.
@@ -85,7 +85,9 @@ def interrupted(held: Entry, lines: Sequence[audit_log.Entry]) -> str:
     was_champion = held.digest in recorded_champions(held.model, lines)
     is_earlier = was_champion and champion and recorded_before(held.model, lines, champion) != held.digest
     words = (f" --from {now.number}" if now else "") + (f" --to {held.number}" if is_earlier else "")
-    return f"`clinrl rollback {held.model} --approver NAME{words}`"
+    if not (was_champion or person):
+        return f"restore {paths.audit_log()} from git, if the commit of a promotion was reverted"
+    return f"give `clinrl rollback {held.model} --approver NAME{words}` again"
 
 
 def check_turn(model: str, lines: Sequence[audit_log.Entry]) -> None:

@@ -139,7 +139,7 @@ def _complete(params: Params, entry: Entry) -> Entry:
     elif recorded_champion(model, lines) != entry.digest:  # an older approval is void
         raise GateError(
             f"{entry.name} is the champion of {model}, but {paths.audit_log()} knows of no approval that made it so: "
-            f"somebody moved the name by hand, or a rollback was cut short; give {interrupted(entry, lines)} again, or "
+            f"somebody moved the name by hand, or a rollback was cut short; {interrupted(entry, lines)}, or "
             "move the name back in MLflow, and promote with `clinrl promote`"
         )
     for move in moves(model, audit_log.lines(params))[::-1]:

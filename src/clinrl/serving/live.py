@@ -21,7 +21,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import GateError, Refused, RegistryError, SignatureError, echo
 from clinrl.models.generate import Sampler
 from clinrl.registry import versions
-from clinrl.registry.pyfunc import Served, read
+from clinrl.registry.pyfunc import Served, read_current
 from clinrl.release import audit_log
 from clinrl.release.moves import recorded_champion
 from clinrl.release.standing import check_servable
@@ -235,7 +235,7 @@ class Live:
             try:
                 folder = versions.checked_copy(self.params, entry, place)
                 self._intact[entry.digest] = None
-                served = read(folder)
+                served = read_current(folder)
                 # Anybody who can write to the registry can remove the tag there; this manifest is signed.
                 if waiver := read_manifest(folder / served.form).spec.get("waiver"):
                     raise GateError(f"{served.name} was trained on a waiver ({waiver}) and is never served")

@@ -35,6 +35,7 @@ from clinrl.data.reward_audit import identity_in, validated_identity
 from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError, echo
 from clinrl.models import needs, step_time
+from clinrl.models.bases import of_version
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
@@ -124,7 +125,7 @@ def resolve(params: Params, version: str) -> tuple[dict[str, Any], list[dict[str
     block = params.versions[version]
     task, profile = get_task(block.task), params.profiles[block.profile]
     inputs = {
-        "base": identity(verified(paths.base(block.task))),
+        "base": identity(of_version(task, paths.base(block.task))),
         "parent": _parent(params, version),
         "data": validated_identity(block.data, task),
     }
