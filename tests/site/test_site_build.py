@@ -16,6 +16,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.release import audit_log, decisions
 from clinrl.site import build, standing
+from clinrl.site.answers import gather
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -49,6 +50,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("docs/index.md").write_text(PAGE, encoding="utf-8")
         Path("docs/other.md").write_text("# Other\n\n## Two\n\nNothing.\n", encoding="utf-8")
     return folder
+
+
+def test_answers_of_who_learned_from_records_are_counted_and_not_shown(project, monkeypatch):
+    monkeypatch.chdir(project)
+    params = load_params()
+    monkeypatch.setattr(Params, "records_of", lambda self, *names: "training" if names == ("v1",) else "none")
+    shown = {name: gather(params, name, 5, {}) for name in ("v1", "v3", "esi-base")}
+    assert [shown[name].imported for name in shown] == [True, False, False]
+    assert (shown["v1"].data, shown["v1"].cases) == ({}, {})
+    assert shown["v1"].counts["think"].n == 40
 
 
 def rewrite(name: str, thinking: str) -> None:

@@ -236,6 +236,7 @@ def test_what_is_not_measured_is_not_mentioned(tmp_path):
         ({"sbp": "70", "dbp": "120"}, "sbp", "is not 5 above dbp"),
         ({"sbp": "74", "dbp": "70"}, "sbp", "is not 5 above dbp"),
         ({"chiefcomplaint": " "}, "chiefcomplaint", "is empty"),
+        ({"chiefcomplaint": "___"}, "chiefcomplaint", "is empty"),
         ({"chiefcomplaint": "pain, call 555-123-4567"}, "chiefcomplaint", "holds what looks like a telephone number"),
         ({"chiefcomplaint": "ESI 2"}, "chiefcomplaint", "names a level"),
         ({"chiefcomplaint": "\uff25\uff33\uff29 \uff12"}, "chiefcomplaint", "names a level"),  # full width
@@ -265,6 +266,7 @@ def test_what_is_not_certain_is_refused_and_counted(tmp_path, change, column, re
         ((STAY,), (PATIENT | {"anchor_age": "x"},), "anchor_age", "gives no age"),
         ((STAY,), (PATIENT | {"anchor_age": "60.5"},), "anchor_age", "gives no age"),
         ((STAY,), (PATIENT | {"anchor_age": ""},), "anchor_age", "gives no age"),
+        ((STAY,), (PATIENT | {"anchor_age": "-1"},), "anchor_age", "gives no age"),
         ((STAY,), (PATIENT | {"anchor_age": "109"},), "anchor_age", "is outside 0 to 110"),
         ((STAY | {"intime": "2050-01-01"},), (PATIENT,), "anchor_age", "is outside 0 to 110"),
     ],

@@ -47,6 +47,11 @@ def case(narrative: str, group: str, level: int = 2):
     return TASK.Case.model_validate_json(line)
 
 
+def test_of_an_imported_case_nobody_says_that_training_has_its_complaint():
+    shown = TASK.reporting.slices
+    assert {shown[name](case("Chest pain.", "exam")) for name in ("rule", "family")} == {"imported"}
+
+
 # Groups, pools and texts
 
 

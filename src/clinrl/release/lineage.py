@@ -183,7 +183,8 @@ def _check_data(manifest: Manifest, data: str) -> tuple[str, str]:
     pool = artifacts.read_manifest(paths.cases(data)).spec["use"]
     if pool != "train":
         raise Refused(f"{data} is drawn from the {pool} pool, but {manifest.name} trained on it; it must be train data")
-    return found, f"was trained on {data}, drawn from the {pool} pool and validated"
+    how = "imported for" if is_import(paths.cases(data)) else "drawn from"
+    return found, f"was trained on {data}, {how} the {pool} pool and validated"
 
 
 def _check_exam(params: Params, model: Model, adapter: str, answers: Path, stage: str) -> tuple[str, str]:
@@ -203,7 +204,8 @@ def _check_exam(params: Params, model: Model, adapter: str, answers: Path, stage
     if exam not in params.imports:
         return found, f"took {exam}, drawn from the exam pool, with these very weights"
     check_apart(params, model, list(read_cases(paths.cases(exam), model.task)))
-    return found, f"took {exam}, imported, with these very weights, and trained on none of its patients"
+    says = "imported, with these very weights, and shares no known patient and no text with their training data"
+    return found, f"took {exam}, {says}"
 
 
 def _check_resit(params: Params, model: Model, adapter: str) -> tuple[str, str]:
@@ -220,7 +222,8 @@ def _check_mined(params: Params, name: str) -> tuple[str, str]:
     if not paths.cases(data).exists():
         raise Unchecked("absent", f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
     found = error_analysis.read_report(params, name).data_digest
-    return found, f"had its errors mined on {data}, drawn from the mine pool and no exam"
+    how = "imported for" if data in params.imports else "drawn from"
+    return found, f"had its errors mined on {data}, {how} the mine pool and no exam"
 
 
 def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[str, str]:

@@ -52,7 +52,7 @@ class Shown:
     imported: bool
     counts: dict[str, Counts]
     data: dict[str, Any] = field(default_factory=dict)
-    """The answers for the page's script; empty if the cases are imported."""
+    """The answers for the page's script; empty if the cases are imported, or if the model learned from records."""
     cases: dict[str, Any] = field(default_factory=dict)
     """The exam's cases for the same script, with the requests of the shown answers."""
 
@@ -71,7 +71,8 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
         opened[model.exam] = open_run(params, model)
     run = run_of(params, model, opened[model.exam].cases, opened[model.exam].exam_digest)
     exam = model.exam if model.variant == GIVEN else f"{model.exam}.{model.variant}"
-    imported = any(is_imported(case) for case in run.cases)
+    learned = model.parent is not None and params.records_of(*params.parts(name)) == "training"  # and may repeat them
+    imported = learned or any(map(is_imported, run.cases))
     order = sorted(range(len(run.cases)), key=lambda at: sha256(f"{SEED}/{run.cases[at].id}".encode()).digest())
     counts: dict[str, Counts] = {}
     modes: dict[str, Any] = {}

@@ -315,9 +315,9 @@ def clean(text: str) -> str:
 
 
 def check_text(text: str, column: str, longest: int = MAX_NARRATIVE_CHARACTERS, but: Collection[str] = ()) -> None:
-    """Raise Unclear for text that is empty, has more than `longest` characters, or holds half a character, a mark of a
-    chat template, or an apparent identifier of any kind except those in `but`."""
-    if not text:
+    """Raise Unclear for text without a letter or digit, or with more than `longest` characters, half a character, a
+    mark of a chat template, or an apparent identifier of any kind except those in `but`."""
+    if not any(map(str.isalnum, text)):  # ___ stands for removed text
         raise Unclear(column, "is empty")
     if len(text) > longest:
         raise Unclear(column, f"is longer than {longest:,} characters")

@@ -34,8 +34,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import identity_in, validated_identity
 from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError, echo
-from clinrl.models import needs, step_time
-from clinrl.models.bases import of_version
+from clinrl.models import bases, needs, step_time
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
@@ -68,6 +67,7 @@ def stage(params: Params, version: str) -> None:
         local = _on_this_machine(spec)
         folder, by_dvc = paths.checkpoints(version, digest(spec)), "DVC_STAGE" in os.environ
         remove_published(version, but=folder if by_dvc else None)  # by hand, a version is trained as often as one asks
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # completions may repeat somebody's records
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
         handling = params.trainer(params.versions[version].profile).model_dump(include=HANDLING)
         write_json(folder / SPEC, local | handling)
@@ -125,7 +125,7 @@ def resolve(params: Params, version: str) -> tuple[dict[str, Any], list[dict[str
     block = params.versions[version]
     task, profile = get_task(block.task), params.profiles[block.profile]
     inputs = {
-        "base": identity(of_version(task, paths.base(block.task))),
+        "base": identity(bases.of_version(task, paths.base(block.task))),
         "parent": _parent(params, version),
         "data": validated_identity(block.data, task),
     }

@@ -46,6 +46,8 @@ def _edition_effect(case: EsiCase) -> str:
 
 def _family(case: EsiCase) -> str:
     """Whether training data has the complaint of a case."""
+    if isinstance(case.key, ImportedKey):
+        return RULE
     return "complaint not in training" if case.group.split("/")[0] in HELD_OUT else "complaint in training"
 
 

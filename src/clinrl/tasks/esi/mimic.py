@@ -205,7 +205,7 @@ def _birth_year(row: Fields) -> int:
         age, year = (measured.number(row[name], "anchor_age") for name in PATIENTS[1:])
     except Unclear:
         return -1
-    whole = age is not None and year is not None and age == int(age) and year == int(year) and year > age
+    whole = age is not None and year is not None and age == int(age) and year == int(year) and year > age >= 0
     return int(year - age) if whole and year and age is not None else -1
 
 
