@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,9 @@ import tried
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest
 from clinrl.cli import main as cli
+from clinrl.config.params import load_params
 from clinrl.evaluation import shipped
+from clinrl.evaluation.answers import load_report
 from clinrl.tasks.base import get_task
 
 
@@ -95,3 +98,10 @@ def test_of_a_task_the_last_version_that_is_here_is_asked(project, capsys):
     shutil.copytree(paths.adapter("v1"), paths.adapter("v2"))
     assert cli.main(["try", "esi"]) == 1
     assert "v2" in capsys.readouterr().err  # whose adapter this is not
+
+
+def test_a_rival_that_was_not_built_here_has_no_row(project):
+    params = load_params()
+    model = params.model("v1")
+    absent = {"trees": SimpleNamespace(exam=model.exam, task="esi")}
+    assert shipped._rivals(params.model_copy(update={"rivals": absent}), model, load_report("v1", "think")) == {}

@@ -27,7 +27,7 @@ from clinrl.models.chat import (
     without_prefill,
     write_turn,
 )
-from clinrl.models.generate import STEP, Prompt, Sampler, batches, equal_batches
+from clinrl.models.generate import STEP, Prompt, Sampler, batches, check_room, equal_batches
 from clinrl.models.rollout import run
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript, Unreadable
@@ -263,6 +263,11 @@ def test_a_prompt_without_room_is_named(doll):
     params, model, tokenizer, task, cases = doll
     with pytest.raises(DataError, match=rf"{cases[0].id}: its prompt is \d+ tokens.*window of 1024"):
         run(Sampler(model, tokenizer), task, cases, params.modes["think"], 1020, 0)
+
+
+def test_a_text_to_imitate_that_is_longer_than_the_window_is_no_matter_of_a_budget():
+    with pytest.raises(DataError, match="c1: it is 90 tokens with what is to be learned, more than the window of 80"):
+        check_room(["c1"], [90], 0, 80)
 
 
 def test_a_scripted_sampler_says_what_it_is_told_within_the_budget():

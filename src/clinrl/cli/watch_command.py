@@ -30,7 +30,11 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     entries = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
     found = [standing(params, entry) for entry in entries if entry]
     if not any(one.requests or one.safety for one in found):
-        lacks = "no request was counted on this machine" if found else "the registry has no champion or candidate"
+        lacks = (
+            "no 20 requests of a version were counted on this machine"
+            if found
+            else "the registry has no champion or candidate"
+        )
         raise Refused(f"nothing of {name} is watched here: {lacks}; look where `clinrl serve {name}` runs")
     if as_json:
         print(json.dumps([one.model_dump(mode="json") for one in found], indent=2))

@@ -98,7 +98,8 @@ def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str
 
 def _rivals(params: Params, model: Model, report: EvalReport) -> dict[str, Estimates]:
     """The metrics of the rivals in params.yaml with the same exam, from their records."""
-    names = [name for name, rival in params.rivals.items() if rival.exam == model.exam]
+    took = [name for name, rival in params.rivals.items() if rival.exam == model.exam]
+    names = [name for name in took if paths.exam_record(params.rivals[name].task, name).exists()]
     if not names or model.exam not in params.datasets:
         return {}
     run = run_of(params, model, [*draw(params.datasets[model.exam])], report.exam_digest)

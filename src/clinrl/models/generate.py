@@ -95,6 +95,9 @@ def check_room(names: Sequence[str], lengths: Sequence[int], budgets: int | Sequ
             raise DataError(
                 f"{name}: its prompt is {length} tokens, and with a budget of {budget} it exceeds the window "
                 f"of {limit}; shorten the case, lower the budget, or raise the max_length of a server that writes"
+                if budget
+                else f"{name}: it is {length} tokens with what is to be learned, more than the window of {limit}; draw "
+                "shorter cases, or choose a checkpoint with a longer window"
             )
 
 
