@@ -146,7 +146,7 @@ def test_versions_and_decisions_are_compared() -> None:
 
 def test_a_mutation_is_unseen_without_what_sees_it(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each use that a guard was taken from is named."""
-    place = mutations.Place("report", "data/reports/v2/think.json", "better_number", 7)
+    place = mutations.Place("probe proof", "data/reports/probe/v2.json", "edit", 7)
     monkeypatch.setattr(mutations, "planned", lambda *_: [place, place])
     records = mutations.attack(released, 2, SEED, one_use=True)
     assert next(records)["outcome"] == mutations.FINE
