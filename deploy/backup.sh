@@ -99,8 +99,8 @@ try:
     else:
         copy(source, target)
 except shutil.Error as error:
-    for one, _, why in error.args[0]:
-        if os.path.lexists(one):
+    for one, _, why in error.args[0]:  # what vanished may be there again by now
+        if os.path.lexists(one) and (os.path.islink(one) or "[Errno 2]" not in why):
             sys.exit(f"clinrl: {one} cannot be copied: {why}")
 except OSError as error:
     sys.exit(f"clinrl: {error}")' "$@"
