@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import scripted
@@ -387,6 +389,33 @@ def test_nobody_to_ask_is_said_and_nothing_is_promoted(project: Path, monkeypatc
     assert isinstance(error, GateError)
     assert "nobody can be asked" in str(error)
     assert (champion(), kinds()) == (None, ["decision"])
+
+
+def test_a_release_that_was_cancelled_while_it_waited_writes_down_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.exceptions import FlowPauseTimeout
+    from prefect.states import Cancelled, Running
+
+    from flows import release
+
+    states, forced = [Running(), Cancelled()], list[Any]()
+
+    def given_up(*_: Any, **__: Any) -> None:
+        raise FlowPauseTimeout("nobody answered")
+
+    client = SimpleNamespace(
+        read_flow_run=lambda _: SimpleNamespace(state=states.pop(0)),
+        set_flow_run_state=lambda *words, **_: forced.append(words),
+    )
+    monkeypatch.setattr(release, "get_client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(release, "get_run_logger", lambda: SimpleNamespace(info=lambda *_: None))
+    monkeypatch.setattr(release, "flow_run", SimpleNamespace(ui_url="", get_id=uuid4))
+    monkeypatch.setattr(release.pages, "approval_page", lambda *_: "")
+    monkeypatch.setattr(release, "pause_flow_run", given_up)
+    decision: Any = SimpleNamespace(task="esi", digest="d", candidate="v2")
+    with pytest.raises(Refused, match="this release was cancelled"):
+        release._ask(decision, 60, "")
+    states[:] = [Running(), Running()]
+    assert (release._ask(decision, 60, ""), len(forced)) == (None, 1), "nobody answered"
 
 
 def test_a_yes_counts_with_the_name_of_a_person_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_an_answer_that_the_client_decoded_otherwise_is_not_compared_with_the_ex
 @pytest.mark.long
 def test_where_nothing_was_counted_the_report_is_no_good_news(project: Any, capsys: Any) -> None:
     assert cli.main(["watch", "report", "esi"]) == 1
-    lacks = "no 20 requests of a version were counted on this machine"
+    lacks = "too few requests of a version were counted on this machine"
     said = f"nothing of esi is watched here: {lacks}; look where `clinrl serve esi` runs"
     assert capsys.readouterr() == ("", f"clinrl: {said}\n")
     assert cli.main(["watch", "report", "esi-merged"]) == 1

@@ -31,7 +31,7 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     found = [standing(params, entry) for entry in entries if entry]
     if not any(one.requests or one.safety for one in found):
         lacks = (
-            "no 20 requests of a version were counted on this machine"
+            "too few requests of a version were counted on this machine"
             if found
             else "the registry has no champion or candidate"
         )

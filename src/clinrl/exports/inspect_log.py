@@ -67,7 +67,7 @@ def examined(params: Params, name: str, mode: str) -> tuple[Run, list[Graded], E
     """
     check_here(model := params.model(name))
     run = open_run(params, model)
-    if model.parent is not None and params.records_of(*params.parts(name)) == "training":
+    if params.records_of(*model.parts) == "training":
         raise DataError(f"{name} learned from somebody's records and may repeat them; nothing was written")
     if any(map(is_imported, run.cases)):
         raise DataError(f"{run.model.exam} holds somebody's records, whose text must not leave; nothing was written")

@@ -71,8 +71,8 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
         opened[model.exam] = open_run(params, model)
     run = run_of(params, model, opened[model.exam].cases, opened[model.exam].exam_digest)
     exam = model.exam if model.variant == GIVEN else f"{model.exam}.{model.variant}"
-    learned = model.parent is not None and params.records_of(*params.parts(name)) == "training"  # and may repeat them
-    imported = learned or any(map(is_imported, run.cases))
+    may_repeat = params.records_of(*model.parts) == "training"
+    imported = may_repeat or any(map(is_imported, run.cases))
     order = sorted(range(len(run.cases)), key=lambda at: sha256(f"{SEED}/{run.cases[at].id}".encode()).digest())
     counts: dict[str, Counts] = {}
     modes: dict[str, Any] = {}
