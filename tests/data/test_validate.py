@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import sqlite3
-import tempfile
 from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import cache, partial
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.data import dataset, expectations, sightings, validate
+from clinrl.data import dataset, expectations, validate
 from clinrl.errors import ArtefactError, DataError
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import content_id, get_task
@@ -404,18 +402,3 @@ def test_vital_signs_are_no_identifiers(systolic: int, diastolic: int, age: int,
     vitals = f"BP {systolic}/{diastolic}, HR {systolic}, RR {pain}, SpO2 {age}%, T {celsius}"
     text = f"{age} years, {vitals}, pain {pain}/10, vision 20/20."
     assert not kinds(text)
-
-
-def test_a_full_disk_for_temporary_files_is_told_from_the_first_table_on(tmp_path, monkeypatch) -> None:
-    connect = sqlite3.connect
-
-    def small(*arguments: Any, **named: Any) -> sqlite3.Connection:
-        database = connect(*arguments, **named)
-        database.execute("PRAGMA max_page_count = 1")
-        return database
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sqlite3, "connect", small)
-    with pytest.raises(OSError, match="No space left") as raised, sightings.first_sightings():
-        pass
-    assert str(raised.value.filename).startswith(str(tmp_path))

@@ -22,7 +22,7 @@ def write(folder, content, name="a.csv"):
 
 def read(folder, content, name="a.csv"):
     table = open_table(write(folder, content, name))
-    return table.columns, list(table.cells())
+    return table.columns, [(line, [*row.values()]) for line, row in table.rows()]
 
 
 @pytest.mark.parametrize("mark", [b"", *MARKS, MARKS[1] + MARKS[2], MARKS[2] * 2])
@@ -70,7 +70,7 @@ def test_lines_are_those_on_which_records_begin(tmp_path):
 def test_a_quote_that_is_not_closed_is_refused_with_its_line(tmp_path, content):
     table = open_table(write(tmp_path, content))
     with pytest.raises(DataError, match=r"a\.csv line 3: .*; repair the quotes"):
-        list(table.cells())
+        list(table.rows())
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
@@ -89,7 +89,7 @@ def test_a_record_that_goes_on_over_many_lines_is_refused_with_its_first(tmp_pat
     endless = b'"x\n",' * (MAX_ROW_BYTES // 4)  # short lines and short cells
     table = open_table(write(tmp_path, b"a,b\n1,2\n" + endless))
     with pytest.raises(DataError, match=r"line 3: record longer than 1,048,576 characters; repair the quotes"):
-        list(table.cells())
+        list(table.rows())
     with pytest.raises(DataError, match=r"line 1: record longer than .*; its first line must be a header"):
         open_table(write(tmp_path, endless))
 
@@ -106,7 +106,7 @@ def test_carriage_returns_alone_end_lines_too(tmp_path):
     path = write(tmp_path, b"a,b\r" + (b"1," + b"x" * 100_000 + b"\r") * 12)
     table = open_table(path)
     assert path.stat().st_size > MAX_ROW_BYTES
-    assert (table.lines, [line for line, _ in table.cells()]) == (13, list(range(2, 14)))
+    assert (table.lines, [line for line, _ in table.rows()]) == (13, list(range(2, 14)))
 
 
 def test_missing_and_double_columns_are_named(tmp_path):
@@ -128,7 +128,7 @@ def test_what_is_not_there_or_not_whole_is_one_sentence(tmp_path):
         path = tmp_path / "c.csv.gz"
         path.write_bytes(content)
         with pytest.raises(DataError, match="not a whole gzip file"):
-            list(open_table(path).cells())
+            list(open_table(path).rows())
 
 
 def test_an_empty_file_has_no_columns(tmp_path):
@@ -152,7 +152,7 @@ def test_what_csv_writes_comes_back(tmp_path_factory, rows):
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
     table = open_table(write(tmp_path_factory.getbasetemp(), stream.getvalue().encode()))
-    assert [tuple(cells) for _, cells in table.cells()] == rows
+    assert [tuple(row.values()) for _, row in table.rows()] == rows
 
 
 def test_the_marks_are_each_others_encodings():

@@ -94,21 +94,14 @@ def draw(params: Params, task: str = "") -> None:
     """
     if task:
         check_known("params.yaml", task, params.bases, "a task with a base")
-    tasks = [task] if task else list(params.bases)
-    stages = {name: addresses_of(params, name) for one in tasks for name in _members(params, one)}
+    trees = [list(_tree(params, f"{one}-base")) for one in ([task] if task else params.bases)]
+    stages = {name: addresses_of(params, name) for nodes in trees for name, _, _ in nodes}
     states = dvc_states({address for row in stages.values() for address in row.values()})
-    for one in tasks:
-        nodes = list(_tree(params, f"{one}-base"))
+    for nodes in trees:
         width, kinds = (max(len(node[place]) for node in nodes) for place in (1, 2))
         for name, drawn, kind in nodes:
             row: Mapping[str, State] = {stage: states[address] for stage, address in stages[name].items()}
             print(f"{drawn:<{width}}  {kind:<{kinds}}  {first_open(row)}")
-
-
-def _members(params: Params, task: str) -> Iterator[str]:
-    yield f"{task}-base"
-    for some in (params.versions, params.merges.folds, params.merges.blends, params.rivals):
-        yield from (name for name, spec in some.items() if spec.task == task)
 
 
 def _tree(params: Params, root: str) -> Iterator[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 GRACE_S = 20.0
@@ -89,10 +90,8 @@ def _environment(python: str) -> dict[str, str]:
 
 def signal_group(group: int, number: int) -> None:
     """Send a signal to a process group, if it has not ended."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # it has ended; macOS says the latter of a group of zombies
-        return
 
 
 def _supervise(grace_s: float, command: list[str]) -> int:
@@ -102,9 +101,8 @@ def _supervise(grace_s: float, command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: received.append(number))
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
-    if sys.platform == "linux":  # become the parent of descendants whose parent dies, to wait for their end too
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+    pr_set_child_subreaper = 36  # become the parent of descendants whose parent dies, to wait for their end too
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
     # The names are those of clinrl.runtime.starter and forkserver: this program, without libraries, cannot import them.
     # A fork of a server above does not descend from this process, so it could not follow this process.
     env = os.environ | {"CLINRL_STARTER": str(os.getpid())}

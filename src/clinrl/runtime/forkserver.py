@@ -116,7 +116,7 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
     if a fork was killed.
     """
     at_once = determinism.own_processors()
-    if at_once < 2 or sys.platform != "linux" or _has_gpu():
+    if at_once < 2 or _has_gpu():
         return [program() for program in programs]
 
     waiting, running, found = [*enumerate(programs)], dict[Connection, tuple[int, Fork]](), dict[int, T]()
@@ -201,17 +201,14 @@ def ask(words: Sequence[str]) -> int | None:
 
 @with_exit_code
 def main(command: Sequence[str]) -> int:
-    """Run a command with a server for the stages below it; return its exit code, 128 plus the number for a signal.
-
-    There is a server on Linux only: the libraries of macOS do not survive a fork.
-    """
+    """Run a command with a server for the stages below it; return its exit code, 128 plus the number for a signal."""
     determinism.pin()  # before the server starts, since a process reads some of it at its start
     # The terminal sends an interrupt to the command itself, whose stages take time to end.
     signal.signal(signal.SIGINT, lambda *_: None)
     with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
         address = str(Path(folder) / "stages")
         serving = [sys.executable, "-m", "clinrl.runtime.forkserver", "--serve", address]
-        server = subprocess.Popen(serving, stdin=subprocess.PIPE) if sys.platform == "linux" else None
+        server = subprocess.Popen(serving, stdin=subprocess.PIPE)
         try:
             running = subprocess.Popen(command, env=os.environ | {SERVER: address})
             for number in (signal.SIGTERM, signal.SIGHUP):
@@ -219,9 +216,8 @@ def main(command: Sequence[str]) -> int:
             code = running.wait()
             return code if code >= 0 else 128 - code
         finally:
-            if server is not None:
-                server.kill()
-                server.communicate()
+            server.kill()
+            server.communicate()
 
 
 def serve(address: str) -> None:

@@ -25,13 +25,7 @@ def _host() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process started, in ticks of this boot; None if it has ended. Without /proc, only `alive` or None."""
-    if not Path("/proc/self/stat").exists():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        return "alive"
+    """When a process started, in ticks of this boot; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):

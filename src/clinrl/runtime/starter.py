@@ -8,7 +8,6 @@ is still among its ancestors. A stage that a person started by hand follows no p
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,14 +108,11 @@ def _name(process: "Process") -> str:
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent dies, even by SIGKILL; on Linux the kernel does it, else a thread.
+    """Have the kernel kill this process when its parent dies, even by SIGKILL.
 
     For the worker and the forks of a stage. Without it a killed parent would release its lock while the child went on
     writing.
     """
-    if sys.platform != "linux":
-        watch(parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        return
     pr_set_pdeathsig = 1
     if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

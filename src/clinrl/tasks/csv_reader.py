@@ -50,15 +50,7 @@ class Table:
             )
 
     def rows(self) -> Iterator[Row]:
-        """Yield every record after the header, with its cells by column."""
-        for line, cells in self.cells():
-            if len(cells) == len(self.columns):
-                yield line, dict(zip(self.columns, cells, strict=True))
-            else:
-                yield line, Unclear(WHOLE, "has another number of cells than the header")
-
-    def cells(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the line on which each record begins, and its cells, however many; skip lines without cells.
+        """Yield every record after the header, with its cells by column; skip lines without cells.
 
         Raises DataError for a quote that is not closed, or closed in the middle of a cell, and for a record that is
         longer than MAX_ROW_BYTES.
@@ -67,8 +59,10 @@ class Table:
             records = _records(self.path, stream, "repair the quotes of that record")
             next(records, None)
             for line, cells in records:
-                if cells:
-                    yield line, cells
+                if cells and len(cells) != len(self.columns):
+                    yield line, Unclear(WHOLE, "has another number of cells than the header")
+                elif cells:
+                    yield line, dict(zip(self.columns, cells, strict=True))
 
 
 def open_table(path: Path) -> Table:
