@@ -45,7 +45,7 @@ with Repo() as repo:
     print(repo.cache.local_cache_dir)'
 }
 
-# Copies from the cache what `push: false` keeps from every remote. TO
+# Copies from the cache what the remote has not: what was not pushed yet, and what `push: false` keeps here. REMOTE TO
 copy_unpushed() {
     python -c '
 import shutil, sys
@@ -53,20 +53,25 @@ from pathlib import Path
 from dvc.repo import Repo
 with Repo() as repo:
     for out in repo.index.outs:
-        if out.can_push or not out.hash_info:
+        if not out.hash_info:
             continue
         top, found = out.hash_info.value, None
         if out.cache.exists(top):
             held = [top, *(one.value for *_, one in out.get_obj())] if out.hash_info.isdir else [top]
             found = [Path(out.cache.oid_to_path(one)) for one in held]
         if not found or not all(path.exists() for path in found):
+            if out.can_push:
+                continue
             says = "is not in the cache, so it is not in this backup; make one where it was imported"
             print(f"clinrl: {out} {says}", file=sys.stderr)
             continue
         for path in found:
-            to = Path(sys.argv[1], path.relative_to(repo.cache.local_cache_dir))
+            place = path.relative_to(repo.cache.local_cache_dir)
+            to = Path(sys.argv[2], place)
+            if Path(sys.argv[1], place).exists():
+                continue
             to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, to)' "$1"
+            shutil.copy2(path, to)' "$1" "$2"
 }
 
 # Copies a file or a folder beside others who write to it: no temporary file of DVC or clinrl, nothing that vanishes meanwhile,
@@ -157,7 +162,7 @@ make_backup() {
     done
     copy "$artifacts" "$folder/artifacts"
     copy "$files" "$folder/dvc"
-    [[ $files == "$cache" ]] || copy_unpushed "$folder/unpushed"
+    [[ $files == "$cache" ]] || copy_unpushed "$folder/dvc" "$folder/unpushed"
     for path in "${kept[@]}"; do
         [[ ! -e $path ]] || { mkdir -p "$folder/checkout/$(dirname "$path")" && copy_whole "$path" "$folder/checkout/$path" follow; }
     done

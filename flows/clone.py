@@ -164,10 +164,10 @@ def share_cache(checkout: Path) -> None:
 
 def pull(addresses: Collection[str]) -> None:
     """Fetch the outputs of stages that dvc.lock records and the remote has; others will be built. Raises Refused for an
-    output that leads out of its folder, Away if the remote does not answer."""
+    output that leads out of its folder, Away if the remote does not answer, or not with all that it has."""
     if refusal := re.search(r"^clinrl: (.+)", (done := _dvc("pull", *dict.fromkeys(addresses))).stderr, re.MULTILINE):
         raise Refused(refusal[1])
-    if done.returncode and (away := re.search(r"failed to connect to .+", done.stderr)):
+    if done.returncode and (away := re.search(r"failed to (?:connect to|transfer) (?!.*not exist).+", done.stderr)):
         raise Away(f"the DVC remote is away: {mask(away[0])}")
 
 

@@ -155,6 +155,16 @@ def test_a_folder_is_replaced_by_one_process_at_a_time(tmp_path, monkeypatch) ->
         pass
 
 
+def test_the_folder_of_a_process_that_still_writes_it_is_left_alone(tmp_path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        theirs = tmp_path / f".made.partial-{other.pid}"
+        theirs.mkdir()
+        with artifacts.staged(tmp_path / "made"):
+            pass
+        other.kill()
+    assert theirs.is_dir()
+
+
 def test_a_hidden_folder_of_a_person_is_left_alone(tmp_path) -> None:
     mine = tmp_path / ".made.partial-old"
     mine.mkdir()

@@ -158,6 +158,7 @@ def test_an_unknown_name_is_refused_with_the_allowed_ones(command, name, fragmen
     [
         (["trian", "esi-v46"], "'trian' is not one; did you mean train?"),
         (["eval", "esi-v46"], "did you mean evaluate?"),
+        (["Plan"], "did you mean plan?"),
         (["mlflow"], "did you mean register or versions?"),
         (["comparison", "x"], "did you mean compare?"),
         (["keys", "ini"], "did you mean init? allowed: init, show, trust, vouch"),

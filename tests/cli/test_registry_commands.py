@@ -261,6 +261,10 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
     tree["comparisons"] = {"v1": {"task": "esi", "columns": ["exact"], "arms": {"a": ["v1"], "b": ["v3"]}}}
     YAML(typ="safe").dump(tree, Path("params.yaml"))
     assert "--json is for two models" in run("compare", "v1", "--json")[2]  # and this the comparison of one name
+    tree["comparisons"]["both"] = tree["comparisons"].pop("v1")
+    YAML(typ="safe").dump(tree, Path("params.yaml"))
+    code, _, err = run("compare", "v1", "both")
+    assert (code, err) == (2, "clinrl: both is a comparison, which is given alone: `clinrl compare both`\n")
     code, _, err = run("lookup", "esi")
     assert (code, err) == (2, "clinrl: WHICH is missing: champion, candidate, previous, a version of esi or a number\n")
 

@@ -427,6 +427,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("schedules/esi/cron", "61 3 * * 1", ("schedules.esi.cron is '61 3 * * 1': bad minute",)),
     ("schedules/esi/cron", "0 3 30 2 *", ("schedules.esi.cron is '0 3 30 2 *': bad day-of-month",)),
     ("schedules/esi/timezone", "Mars/Olympus", ("schedules.esi.timezone is 'Mars/Olympus'", "'UTC'")),
+    ("schedules/esi/timezone", "Etc", ("schedules.esi.timezone is 'Etc'", "'UTC'")),
     ("schedules/esi/answer_within_s", 0, ("schedules.esi.answer_within_s is 0",)),
     ("gates", {}, ("schedules: 'esi' is not a task with a gate",)),
     # change plans

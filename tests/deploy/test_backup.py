@@ -280,7 +280,7 @@ def test_misuse_prints_how_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imported cases: a restore brings them back, though no remote ever had them."""
+    """Imported cases, and what nobody pushed yet: a restore brings them back, though no remote ever had them."""
     from dvc.repo import Repo
 
     project = tmp_path / "project"
@@ -294,6 +294,7 @@ def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, m
         },
         "draw": {"cmd": "echo c > drawn", "outs": ["drawn"]},
         "lose": {"cmd": "echo d > lost", "outs": [{"lost": {"push": False}}]},
+        "wait": {"cmd": "echo e > waiting", "deps": ["drawn"], "outs": ["waiting"]},
     }
     Path("dvc.yaml").write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
     Path("remote").mkdir()
@@ -302,7 +303,7 @@ def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, m
             config["core"] |= {"remote": "store", "analytics": False}
             config["remote"]["store"] = {"url": str(project / "remote")}
         repo.reproduce()
-        repo.push()
+        repo.push(["draw"])
     digest = hashlib.md5(b"d\n").hexdigest()
     Path(".dvc/cache/files/md5", digest[:2], digest[2:]).unlink()
     assert script("make", str(tmp_path / "backup"), MLFLOW_BACKEND_STORE_URI="mysql://ward").returncode == 1
@@ -311,12 +312,14 @@ def test_what_is_never_pushed_is_in_a_backup_beside_the_remote(tmp_path: Path, m
     assert (done.returncode, done.stderr) == (0, says)
     for lost in ("mlruns", ".dvc/cache", "remote", "ward"):
         shutil.rmtree(lost)
-    Path("drawn").unlink()
+    for name in ("drawn", "waiting"):
+        Path(name).unlink()
     done = script("restore", str(tmp_path / "backup"))
     assert done.returncode == 0, done.stderr
     with Repo() as repo:
-        repo.pull(["import", "draw"])
-    assert [Path(name).read_text() for name in ("ward/cases", "ward/manifest", "drawn")] == ["a\n", "b\n", "c\n"]
+        repo.pull(["import", "draw", "wait"])
+    files = ("ward/cases", "ward/manifest", "drawn", "waiting")
+    assert [Path(name).read_text() for name in files] == ["a\n", "b\n", "c\n", "e\n"]
 
 
 WRITER = """

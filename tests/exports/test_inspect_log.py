@@ -165,8 +165,10 @@ def test_what_a_model_says_that_learned_from_somebodys_records_does_not_leave(ex
     monkeypatch.setattr(inspect_log, "_python", str)
     drawn = examined.params()
     params = drawn.model_copy(update={"imports": dict.fromkeys([drawn.versions["v1"].data])})
-    with pytest.raises(DataError, match="v2 learned from somebody's records and may repeat them; nothing was written"):
-        export(params, "v2")
+    now = {"v1": drawn.versions["v1"].model_copy(update={"data": "x1"})}  # edited after the training
+    for edited in (params, params.model_copy(update={"versions": drawn.versions | now})):
+        with pytest.raises(DataError, match="v2 learned from somebody's records and may repeat them; nothing was"):
+            export(edited, "v2")
     assert not paths.exports().exists()
     assert not STORE.exists()
 

@@ -158,6 +158,17 @@ def test_the_harness_is_told_to_decode_as_an_exam_does(project, tmp_path):
             assert made["generation_kwargs"] == {"until": [], **expected, "max_gen_toks": 64}
 
 
+def test_the_longest_answer_is_allowed_and_more_is_better_only_where_it_is(project, tmp_path):
+    params = examined.mining()
+    think = params.modes["think"].model_copy(update={"max_new_tokens": {"embedded": 96, "full": 96}})
+    modes = {**params.modes, "think": think}
+    lm_eval.stage(params.model_copy(update={"modes": modes}), "esi", out=tmp_path, open_exam=True)
+    made = YAML().load(tmp_path / "clinrl_esi/clinrl_esi.yaml")
+    assert made["generation_kwargs"]["max_gen_toks"] == 96
+    better = {one["metric"] for one in made["metric_list"] if one["higher_is_better"]}
+    assert (better, len(made["metric_list"])) == ({"exact"}, len(get_task("esi").compared))
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

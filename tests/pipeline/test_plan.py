@@ -167,6 +167,20 @@ def test_states_follow_dvc(dvc_project, capsys):
     assert (row["probe"], row["train"]) == ("missing", "stale")
 
 
+def test_a_stage_whose_record_lacks_something_is_stale(dvc_project):
+    dvc("repro", "-q", "train@v1")
+    whole = Path("dvc.lock").read_text()
+    assert dvc_yaml.states(dvc_yaml.read())["train@v1"] == "up to date"
+    drawn = next(name for name, entry in YAML(typ="safe").load(whole)["stages"].items() if "params" in entry)
+    for stage, kind in (("train@v1", "deps"), (drawn, "params")):
+        lock = YAML(typ="safe").load(whole)
+        entry = lock["stages"][stage]
+        entry["deps"].pop() if kind == "deps" else next(iter(entry["params"].values())).popitem()
+        YAML(typ="safe").dump(lock, Path("dvc.lock"))
+        assert dvc_yaml.states(dvc_yaml.read())[stage] == "stale"
+        assert ours() == judged()
+
+
 def test_what_cannot_be_read_makes_states_unknown_and_says_why(dvc_project, capsys):
     for text, why in {
         "stages: {}\n": "dvc.yaml has no stage dataset@",

@@ -1096,3 +1096,25 @@ def test_whoever_comes_second_steps_back(project, first, monkeypatch, module, lo
     assert details_of(first)
     assert len(logged_models(first)) == 1
     assert [entry.number for entry in entries("esi")] == [1]
+
+
+def test_a_name_that_somebody_edited_in_the_registry_chooses_no_place(project, first, tmp_path_factory):
+    to, away = tmp_path_factory.mktemp("to"), tmp_path_factory.mktemp("away") / "site-packages"
+    copy = versions.checked_copy(project, first.model_copy(update={"name": str(away)}), to)
+    assert copy.is_relative_to(to)
+    assert not away.exists()
+
+
+@pytest.mark.parametrize("edited", ["x", "[1]"])
+def test_an_edited_note_of_what_was_sent_is_written_anew(project, first, edited):
+    before = run_of(first).data.tags[log_run.SENT]
+    with connect() as client:
+        client.set_tag(first.run_id, log_run.SENT, edited)
+    register(project, "v1")
+    assert run_of(first).data.tags[log_run.SENT] == before
+
+
+def test_a_version_is_not_registered_with_other_data_than_it_was_trained_on(project):
+    changed = {"v1": project.versions["v1"].model_copy(update={"data": "x1"})}
+    with pytest.raises(ArtefactError, match=r"v1 was trained on d1 and params\.yaml says x1; put it back"):
+        list(log_run._training(project.model_copy(update={"versions": project.versions | changed}), "v1"))

@@ -159,6 +159,13 @@ def test_a_last_line_of_somebody_whose_key_does_not_count_is_named(path):
         append(path, "decision", {})
 
 
+def test_looking_for_keys_that_do_not_count_makes_no_line_count(path):
+    signed_by_both(path)
+    assert audit_log.uncounted_keys(path, RING)
+    with pytest.raises(SignatureError, match="from line 2 on"):
+        read(path)
+
+
 def test_a_review_lets_the_lines_of_a_revoked_key_stand(path):
     signed_by_both(path)
     with path.open("a") as stream:

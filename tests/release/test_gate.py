@@ -116,6 +116,20 @@ def test_the_limit_is_that_of_the_active_scale():
     assert judge(rules, candidate, scale="full").promote
 
 
+def test_the_value_is_held_against_an_absolute_limit_and_not_an_end_of_its_interval():
+    rules = gate(critical_under=Limit(max=per_scale(0.05)), exact=Limit(min=per_scale(0.95)))
+    found = {(metric, limit) for metric, _, limit in refused(judge(rules, both("v2", wrong(6))))}
+    assert found >= {("critical_under", "max 0.05"), ("exact", "min 0.95")}
+
+
+def test_an_agreement_that_falls_by_just_what_it_may_passes():
+    """0.7 less 0.8 is a little below -0.1 as floating-point numbers."""
+    candidate = both("v2", GOLDS, [gold % 5 + 1 if i < 30 else gold for i, gold in enumerate(GOLDS)])
+    decision = judge(gate(mode_agreement=Limit(may_fall=0.1)), candidate, both("v1", GOLDS, wrong(20, to=2)))
+    (found,) = [finding for finding in decision.findings if finding.metric == "mode_agreement"]
+    assert (found.observed, found.passed) == (-0.1, True)
+
+
 def test_safety_is_looked_at_first():
     rules = Gate(
         least_cases=10, limits={"exact": Limit(min=per_scale(1.0)), "critical_under": Limit(max=per_scale(0.0))}
@@ -415,6 +429,7 @@ def test_another_measure_may_not_be_worse_by_its_margin():
     margin = -change.low
     decision, lost = compared(candidate, champion, superior="critical_under", not_worse={"exact": margin})
     assert (decision.promote, lost) == (False, [("exact", "think"), ("exact", "direct")])
+    assert compared(candidate, champion, superior="critical_under", not_worse={"exact": margin + 1e-6})[1] == []
 
 
 def test_a_decision_without_a_look_has_the_form_that_it_had():

@@ -17,7 +17,7 @@ from clinrl import paths
 from clinrl.artifacts import identity, md5, read_manifest, write_json, write_text
 from clinrl.cli import registry_commands
 from clinrl.config.params import load_params
-from clinrl.config.recipes import Lora
+from clinrl.config.recipes import Lora, Stream
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, Busy, GateError, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation import evaluate
@@ -144,18 +144,22 @@ def test_without_its_training_cases_nothing_is_decided(params):
 
 
 @pytest.mark.parametrize(
-    ("section", "name", "change", "field"),
+    ("section", "name", "change", "field", "version"),
     [
-        ("versions", "v2", {"seed": 99}, "seed"),
-        ("versions", "v2", {"parent": "esi-base"}, "parent"),
-        ("profiles", "reward", {"lora": Lora(rank=2, alpha=8.0, targets="all-linear")}, "lora.rank"),
+        ("versions", "v2", {"seed": 99}, "seed", "v2"),
+        ("versions", "v2", {"parent": "esi-base"}, "parent", "v2"),
+        ("profiles", "reward", {"lora": Lora(rank=2, alpha=8.0, targets="all-linear")}, "lora.rank", "v2"),
+        ("profiles", "reward", {"stream": Stream()}, "stream", "v2"),
+        ("profiles", "reward", {"qlora": True}, "qlora", "v2"),
+        ("versions", "v1", {"seed": 99}, "seed", "v1"),
     ],
 )
-def test_what_params_says_otherwise_than_was_trained_is_not_decided_upon(params, section, name, change, field):
+def test_what_params_says_otherwise_than_was_trained_is_not_decided_upon(params, section, name, change, field, version):
     """A change plan is about what was trained, and params.yaml can be edited afterwards."""
     now = getattr(params, section)
     altered = params.model_copy(update={section: {**now, name: now[name].model_copy(update=change)}})
-    with pytest.raises(GateError, match=rf"v2 was trained with another {field} than params\.yaml has now; put it back"):
+    says = rf"{version} was trained with another {field} than params\.yaml has now; put it back"
+    with pytest.raises(GateError, match=says):
         decisions.decide(altered, "v2")
     assert kinds() == []
 

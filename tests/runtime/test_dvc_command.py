@@ -14,6 +14,8 @@ from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
 from dvc.utils.strictyaml import YAMLSyntaxError, YAMLValidationError
 
+from clinrl.artifacts import write_text
+from clinrl.runtime import dvc_state
 from clinrl.runtime.dvc_command import HEAD, Recorded, Stages, load, modify
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +147,11 @@ def test_a_pipeline_ends_in_the_same_lock(tmp_path: Path) -> None:
         locks.append((folder / "dvc.lock").read_bytes())
     assert locks[0] == locks[1]
     assert b"say@two" in locks[0]
+    write_text(folder / dvc_state.COPY, locks[1].decode())
+    (folder / "dvc.lock").write_bytes(locks[1][: locks[1].rindex(b"md5: ")] + b"m")
+    done = subprocess.run([*dvc, "repro", "-q"], cwd=folder, env=env, check=True, capture_output=True, text=True)
+    assert "dvc.lock was cut short by a kill; it is as before the last stage again" in done.stderr
+    assert (folder / "dvc.lock").read_bytes() == locks[1]
 
 
 @pytest.mark.long

@@ -214,6 +214,10 @@ def test_a_process_that_fails_again_and_again_is_to_be_started_anew_and_an_answe
         assert health(served)["/health/live"][0] == status
         assert ask() == 200
         assert health(served)["/health/live"] == (200, "ok")
+    with held(served, OutOfMemory("a request that is too long for the memory")) as (_, going):
+        going.set()
+        assert {ask() for _ in range(backends.FAILURES)} == {503}
+    assert health(served)["/health/live"] == (200, "ok"), "the request's fault"
 
 
 # What is refused

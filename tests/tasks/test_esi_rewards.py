@@ -16,6 +16,7 @@ from clinrl.tasks.esi.rewards import (
     TERMS,
     Modifiers,
     Reward,
+    cost,
     level_value,
     outcomes,
     refined,
@@ -47,6 +48,7 @@ triggers = st.tuples(st.booleans(), st.booleans(), st.booleans())
 arms = st.sampled_from(list(ARMS.values()))
 rewards = st.builds(
     Reward,
+    cost,
     valve=st.floats(-3.0, 0.99),
     unreadable=st.floats(-5.0, 5.0),
     floor=st.floats(-5.0, 0.99),
@@ -370,6 +372,11 @@ def test_a_reward_survives_yaml_and_json(reward: Reward) -> None:
 def test_a_reward_that_makes_no_sense_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Reward.model_validate(fields)
+
+
+def test_a_missed_lifesaving_need_costs_what_a_missed_high_risk_does() -> None:
+    """The safety valve is for training; it does not make the error cheaper."""
+    assert cost(1, 2) == cost(2, 3) == 1.75
 
 
 @example(Reward(floor=-5.0), ["severe_pain", "open_injury"])

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -307,6 +308,19 @@ def test_an_import_and_its_proof(project):
         manifest = artifacts.verified(paths.cases(name))
         assert set(manifest.files) == {paths.CASES_FILE, paths.REFUSED_FILE, paths.IMPORT_FILE}
         assert all(len(digest) == 64 for digest in manifest.inputs.values())
+
+
+def test_while_it_is_written_an_import_is_its_owners_alone(project, monkeypatch):
+    """A killed import leaves its folder as it is."""
+    seen, progress = [], dataset.progress
+
+    def watched(*words):
+        seen.extend(stat.S_IMODE(found.stat().st_mode) for found in paths.cases("x").parent.glob(".*.partial-*"))
+        return progress(*words)
+
+    monkeypatch.setattr(dataset, "progress", watched)
+    dataset.stage(project, "mietic-36")
+    assert seen == [0o700]
 
 
 def test_an_import_for_another_use_is_refused(project):

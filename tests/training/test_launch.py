@@ -462,6 +462,19 @@ def watch(tmp_path: Path) -> callback.RunCallback:
     return callback.RunCallback(tmp_path, version="v", steps=8)
 
 
+def test_the_status_of_an_earlier_attempt_does_not_pass_for_that_of_a_killed_worker(project, monkeypatch):
+    def fails(spec, **_):
+        failed = {"state": "failed", "step": 0, "reason": "out of memory"}
+        write_json(spec.parent / launch.STATUS, failed)
+        write_json(spec.parent / launch.OTHERS.format(1), failed)
+        return 1
+
+    for run, sentence in ((fails, "failed: out of memory"), (lambda *_, **__: -9, "was killed")):
+        monkeypatch.setattr(launch, "run_worker", run)
+        with pytest.raises(TrainingError, match=sentence):
+            launch.stage(dolls.params(), "v1")
+
+
 @pytest.mark.parametrize(
     ("step", "logs", "sentence"),
     [

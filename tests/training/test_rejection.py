@@ -97,6 +97,12 @@ def test_with_relabel_every_answer_that_stands_where_it_should_becomes_the_gold_
     assert (logged["sampled/kept"], logged["sampled/reward"]) == (1, -1.0)
 
 
+def test_what_cannot_be_read_with_the_gold_label_in_it_is_not_taught():
+    twice = write_answer("ANSWER: ESI 3\nANSWER: ESI 3", "my own reasons")
+    case = next(case for case in CASES if TASK.label(case) != 3)
+    assert rejection.keep(TASK, case, [(twice, 0.0)], None, 4, relabel=True) == []
+
+
 def test_relabel_needs_ordered_answers_and_no_threshold():
     with pytest.raises(ParamsError, match=r"relabel is true, which keeps every completion of a task with ordered"):
         params(relabel=True)

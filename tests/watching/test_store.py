@@ -62,6 +62,14 @@ def test_a_label_counts_once_and_its_answer_is_forgotten() -> None:
     assert store.days("esi", "v") == [Counts({("labelled, think", "1 as 3"): 1})]
 
 
+def test_a_label_counts_on_the_day_on_which_it_comes(monkeypatch: Any) -> None:
+    for day, step in ((100, lambda: store.add("esi", "v", Counts([KEYS[2]]), {"a": ("think", "3")}, 90)),
+                      (101, lambda: store.match("esi", {"a": "1"}))):  # fmt: skip
+        monkeypatch.setattr(store, "today", lambda day=day: day)
+        step()
+    assert store.days("esi", "v") == [Counts([KEYS[2]]), Counts([("labelled, think", "1 as 3")])]
+
+
 def test_an_answer_waits_for_its_label_as_long_as_is_said(monkeypatch: Any) -> None:
     monkeypatch.setattr(store, "today", lambda: 100)
     store.add("esi", "v", Counts(), dict.fromkeys(("105", "106"), ("think", "3")), 5)

@@ -41,8 +41,9 @@ class Parser(argparse.ArgumentParser):
         choices = [] if action.choices is None else [str(choice) for choice in action.choices]
         if action.choices is None or value in action.choices:
             return
-        meant = [name for name, words in self.also.items() if str(value).lower() in words]
-        near = " or ".join(meant) or nearest(str(value), choices)
+        word = str(value).lower()
+        meant = [name for name, words in self.also.items() if word in words]
+        near = word if word in choices else " or ".join(meant) or nearest(str(value), choices)
         hint = f"did you mean {near}? " if near else ""
         raise argparse.ArgumentError(action, f"{value[:80]!r} is not one; {hint}{self._allowed(choices)}")
 

@@ -155,6 +155,8 @@ def compare(params: Params, source: Path, name: str, other: str | None = None, *
             raise ParamsError("--json is for two models; the comparison of one name is written as JSON in any case")
         make(params, source, "compare", name)
         return
+    if whole := next((one for one in (name, other) if one in params.comparisons), ""):
+        raise ParamsError(f"{whole} is a comparison, which is given alone: `clinrl compare {whole}`")
     check_name(params, other, "compare", task=check_name(params, name, "compare"))
     if name == other:
         raise ParamsError(f"{name} cannot be compared with itself; name another model")

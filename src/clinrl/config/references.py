@@ -320,7 +320,7 @@ def _check_schedule(params: "Params", at: str, task: str, schedule: schema.Sched
     _check_cron(at, schedule.cron)
     try:
         ZoneInfo(schedule.timezone)
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # of a folder of the database, such as Etc, OSError
         raise ParamsError(
             f"{at}.timezone is {schedule.timezone!r}, which is not in the time zone database; try 'UTC'"
         ) from None

@@ -106,6 +106,7 @@ def _draw(folder: Path, spec: DatasetSpec, name: str) -> None:
 
 def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, str]:
     """Write the files of an imported data set. Returns the digests of the files that it was read from."""
+    folder.chmod(0o700)  # whoever may read the source, these are rows of it
     source = task.recognise(Path(spec.source))
     if spec.use not in source.uses:
         raise DataError(
@@ -135,7 +136,6 @@ def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, 
     if CACHE.parent.is_dir():  # DVC would make it open to others
         CACHE.mkdir(exist_ok=True)
         CACHE.chmod(0o700)
-    folder.chmod(0o700)  # whoever may read the source, these are rows of it
     return {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
 
 

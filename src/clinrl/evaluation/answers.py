@@ -9,10 +9,10 @@ from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run, filled
-from clinrl.artifacts import read_record, remake, verified
+from clinrl.artifacts import read_manifest, read_record, remake, verified
 from clinrl.config.model import Model
 from clinrl.config.params import Params
-from clinrl.data.dataset import read_cases
+from clinrl.data.dataset import is_import, read_cases
 from clinrl.data.reward_audit import validated_identity
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.tasks import importing
@@ -74,6 +74,19 @@ def decoding(params: Params, mode: str, task: str) -> dict[str, Any]:
     """The decoding settings of a task in a mode at the active scale, as reports store them."""
     spec = params.mode(mode, task).model_dump(exclude={"max_new_tokens"})
     return {**spec, "max_new_tokens": params.budget(mode, task)}
+
+
+def may_repeat_records(params: Params, model: Model) -> bool:
+    """Whether a model or an ancestor learned from imported records, by params.yaml or by the manifest of an adapter
+    that is here: params.yaml can be edited after a training."""
+    waiting = [*model.parts]
+    while waiting:
+        folder = paths.adapter(waiting.pop())
+        if folder.exists() and "data" in (spec := read_manifest(folder).spec):
+            if spec["data"] in params.imports or is_import(paths.cases(spec["data"])):
+                return True
+            waiting.append(spec["parent"])
+    return params.records_of(*model.parts) == "training"
 
 
 def load_report(name: str, mode: str) -> EvalReport:

@@ -18,7 +18,7 @@ from clinrl.analysis.run import Run
 from clinrl.artifacts import digest, exclusive, read_manifest
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, Refused
-from clinrl.evaluation.answers import check_here, load_graded, load_report, mode_of, open_run
+from clinrl.evaluation.answers import check_here, load_graded, load_report, may_repeat_records, mode_of, open_run
 from clinrl.intervals import DIGITS
 from clinrl.reports.episode import answer_text, episode_of
 from clinrl.tasks.base import EXACT
@@ -67,7 +67,7 @@ def examined(params: Params, name: str, mode: str) -> tuple[Run, list[Graded], E
     """
     check_here(model := params.model(name))
     run = open_run(params, model)
-    if params.records_of(*model.parts) == "training":
+    if may_repeat_records(params, model):
         raise DataError(f"{name} learned from somebody's records and may repeat them; nothing was written")
     if any(map(is_imported, run.cases)):
         raise DataError(f"{run.model.exam} holds somebody's records, whose text must not leave; nothing was written")

@@ -6,6 +6,7 @@ Existing entries stay and missing ones are added, so that the same call complete
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,7 +150,13 @@ def collect(params: Params, model: Model) -> Recorded:
 
 def _training(params: Params, name: str) -> Iterator[model_card.Trained]:
     for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
-        spec = params.versions[version]
+        spec, folder = params.versions[version], paths.adapter(version)
+        used = read_manifest(folder).spec.get("data", spec.data) if folder.exists() else spec.data
+        if used != spec.data:
+            raise ArtefactError(
+                f"{version} was trained on {used} and params.yaml says {spec.data}; put it back, or run `dvc repro "
+                f"train@{version}`"
+            )
         profile = params.profiles[spec.profile]
         omitted = profile.omit if isinstance(profile, SftProfile) else {}
         yield model_card.Trained(version, spec.data, spec.data in params.imports, omitted)
@@ -275,7 +282,9 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         folder = mlflow_store.beside(client.tracking_uri, run.info.artifact_uri)
         if link := next(filter(Path.is_symlink, folder.rglob("*")), None):
             raise RegistryError(f"{link} is a link, and files of the run would be written where it leads; remove it")
-    sent = json.loads(run.data.tags.get(SENT, "{}"))
+    sent: dict[str, Any] = {}
+    with suppress(ValueError, TypeError):  # of a tag that somebody edited: all is sent again
+        sent = dict(json.loads(run.data.tags.get(SENT, "{}")))
     current = dict(sent)
     for group, sources in groups.items():
         files = {str(file): sha256_file(file) for source in sources for file in files_of(source)}

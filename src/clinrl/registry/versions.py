@@ -246,7 +246,8 @@ def checked_copy(params: Params, entry: Entry, to: Path) -> Path:
         folder = _folder(client, entry, to)
     if not folder.is_relative_to(to):
         with signature_errors():
-            folder = Path(shutil.copytree(clinrl_loader.shallow(folder), to / entry.name, symlinks=True))
+            # Whoever can write to the registry chooses the name of a version, and may not choose the place.
+            folder = Path(shutil.copytree(clinrl_loader.shallow(folder), to / "model", symlinks=True))
     _check_folder(params, entry, folder)
     return folder
 

@@ -19,14 +19,19 @@ from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
 from clinrl.training.launch import requested
 
+WHOLE = ("omit", "stream", "waiver", "view", "qlora", "labels_only", "placebo")
+"""Parts of a recipe of which an absent key says something too, such as that a rule is not omitted."""
+
 
 def changed_since_training(params: Params, version: str) -> str | None:
     """The first key, such as `trainer.lr`, in which params.yaml differs from the adapter's manifest; None if none does.
 
-    A key that only one of the two has, such as a field that came later, is no difference.
+    Outside `WHOLE`, a key that only one of the two has, such as a field that came later, is no difference.
     """
-    spec = artifacts.read_manifest(paths.adapter(version)).spec
-    return _differing(json.loads(artifacts.canonical_json(requested(params, version))), spec)
+    then = artifacts.read_manifest(paths.adapter(version)).spec
+    now = json.loads(artifacts.canonical_json(requested(params, version)))
+    absent = (key for key in WHOLE if (now.get(key) or None) != (then.get(key) or None))
+    return _differing(now, then) or next(absent, None)
 
 
 def _differing(now: dict[str, Any], then: dict[str, Any], at: str = "") -> str | None:

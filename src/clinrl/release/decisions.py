@@ -86,11 +86,13 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := stated(params, name, "waiver"):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
-    for part in params.parts(name):
-        if field := changed_since_training(params, part):
+    parts = params.parts(name)
+    for version in dict.fromkeys(before for part in parts for before in reversed(params.lineage(part))):
+        is_here = version in parts or paths.adapter(version).exists()  # a clone may lack an ancestor's
+        if is_here and (field := changed_since_training(params, version)):
             raise GateError(
-                f"{part} was trained with another {field} than params.yaml has now; put it back, or run "
-                f"`dvc repro evaluate@{part}`"
+                f"{version} was trained with another {field} than params.yaml has now; put it back, or run "
+                f"`dvc repro evaluate@{version}`"
             )
     digest, lines = _answered_by(paths.graded(name)), audit_log.lines(params)
     is_champion = digest == recorded_champion(model.registered, lines)  # also where the registry has lost it

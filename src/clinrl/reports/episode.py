@@ -10,6 +10,7 @@ from textwrap import wrap
 from pydantic import Field
 
 from clinrl.config.model import Model
+from clinrl.reports.tables import plain
 from clinrl.tasks import importing
 from clinrl.tasks.base import parts_of
 from clinrl.tasks.importing import is_imported
@@ -179,7 +180,7 @@ def _decided(parts: Sequence[Part]) -> Iterator[str]:
 
 def answer_text(decided: int | str | Unreadable) -> str:
     """An answer in one line for a terminal: the label, or why the answer is unreadable."""
-    return _plain(decided_text(decided))
+    return plain(decided_text(decided))
 
 
 def decided_text(decided: int | str | Unreadable) -> str:
@@ -199,15 +200,10 @@ def _score(score: Score) -> Iterator[str]:
 def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
     """Lines of at most `WIDTH` characters; line breaks of the text stay. The first line begins with `first`."""
     lines: list[str] = []
-    for line in text.split("\n"):
+    for line in text.replace("\t", " ").split("\n"):
         head = first if first is not None and not lines else indent
         lines += wrap(
-            _plain(line), WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False,
+            plain(line), WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False,
             break_on_hyphens=False,
         ) or [head]  # fmt: skip
     return lines
-
-
-def _plain(text: str) -> str:
-    """The text with unprintable characters escaped: a model may write control sequences that a terminal obeys."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text.replace("\t", " "))

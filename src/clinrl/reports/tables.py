@@ -59,4 +59,9 @@ def show(
 
 def _cell(value: Any) -> str:
     """One cell's text, with runs of white space as one space: a tab or a line break would end the cell."""
-    return "" if value is None else " ".join(str(value).split())
+    return "" if value is None else plain(" ".join(str(value).split()))
+
+
+def plain(text: str) -> str:
+    """The text with unprintable characters escaped: a model or a registry may hold what a terminal obeys."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -25,7 +25,7 @@ from dvc_data.hashfile.tree import Tree
 
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused, echo
-from clinrl.runtime import side_by_side
+from clinrl.runtime import dvc_state, side_by_side
 
 HEAD = "schema: '2.0'\nstages:\n"
 """The beginning of a lock that holds stages alone."""
@@ -181,6 +181,7 @@ if __name__ == "__main__":
     keep_inside()
     keep_whole()
     words = sys.argv[1:]
+    dvc_state.mend(Path.cwd())  # a plain `dvc repro` may have been killed while it wrote dvc.lock
     if words[:1] == ["--side-by-side"]:
         side_by_side.install()
         words = words[1:]

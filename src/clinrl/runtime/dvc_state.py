@@ -55,7 +55,7 @@ def fence(project: Path | None = None) -> None:
     root = Path.cwd() if project is None else project.absolute()
     if not (root / ".dvc").is_dir():
         return
-    _mend(root)
+    mend(root)
     if (root / RUNS).exists():
         _make([root / TMP])  # or the lock would make it open to others, as the umask says
         with suppress(OSError), locked(root / AT_WORK, waits=False) as is_alone:
@@ -168,7 +168,7 @@ def keep() -> None:
             write_text(COPY, LOCK.read_text(encoding="utf-8"))
 
 
-def _mend(root: Path) -> None:
+def mend(root: Path) -> None:
     """Restore dvc.lock from its copy if a kill cut it short, and say so: its last stage then runs again.
 
     Does nothing while DVC is at work, if dvc.lock is whole, or in a merge that is not finished.

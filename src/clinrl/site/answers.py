@@ -9,7 +9,7 @@ from clinrl import paths
 from clinrl.analysis.baselines import text
 from clinrl.analysis.run import Run
 from clinrl.config.params import Params
-from clinrl.evaluation.answers import load_graded, open_run, run_of
+from clinrl.evaluation.answers import load_graded, may_repeat_records, open_run, run_of
 from clinrl.evaluation.record import Record
 from clinrl.evaluation.show import is_wrong
 from clinrl.pipeline.plan import children
@@ -71,7 +71,7 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
         opened[model.exam] = open_run(params, model)
     run = run_of(params, model, opened[model.exam].cases, opened[model.exam].exam_digest)
     exam = model.exam if model.variant == GIVEN else f"{model.exam}.{model.variant}"
-    may_repeat = params.records_of(*model.parts) == "training"
+    may_repeat = may_repeat_records(params, model)
     imported = may_repeat or any(map(is_imported, run.cases))
     order = sorted(range(len(run.cases)), key=lambda at: sha256(f"{SEED}/{run.cases[at].id}".encode()).digest())
     counts: dict[str, Counts] = {}
