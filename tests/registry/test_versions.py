@@ -1103,6 +1103,9 @@ def test_a_name_that_somebody_edited_in_the_registry_chooses_no_place(project, f
     copy = versions.checked_copy(project, first.model_copy(update={"name": str(away)}), to)
     assert copy.is_relative_to(to)
     assert not away.exists()
+    with connect() as client:
+        client.set_model_version_tag("esi", "1", "version", "../v1")
+    assert entries("esi") == []
 
 
 @pytest.mark.parametrize("edited", ["x", "[1]"])

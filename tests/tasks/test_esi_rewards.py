@@ -48,7 +48,6 @@ triggers = st.tuples(st.booleans(), st.booleans(), st.booleans())
 arms = st.sampled_from(list(ARMS.values()))
 rewards = st.builds(
     Reward,
-    cost,
     valve=st.floats(-3.0, 0.99),
     unreadable=st.floats(-5.0, 5.0),
     floor=st.floats(-5.0, 0.99),

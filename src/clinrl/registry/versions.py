@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import clinrl_loader
 from clinrl.artifacts import MANIFEST, digest, exclusive, identity, read_manifest
-from clinrl.config.base import NAME
+from clinrl.config.base import NAME, is_name
 from clinrl.config.model import MERGED as FULL_MODEL
 from clinrl.config.params import Params
 from clinrl.data import validate
@@ -433,8 +433,9 @@ def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:
 
 
 def _is_complete(version: "ModelVersion") -> bool:
-    """Whether a version is finished, and was registered by clinrl: others in MLflow lack its tags."""
-    return bool(version.status == "READY" and {DIGEST, "version"} <= version.tags.keys())
+    """Whether a version is finished, and was registered by clinrl: others in MLflow lack its tags, or a name in them."""
+    is_ours = {DIGEST, "version"} <= version.tags.keys() and is_name(version.tags["version"])
+    return bool(version.status == "READY" and is_ours)
 
 
 def _entry(version: "ModelVersion", aliases: Mapping[str, str]) -> Entry:
