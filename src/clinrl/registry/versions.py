@@ -433,7 +433,7 @@ def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:
 
 
 def _is_complete(version: "ModelVersion") -> bool:
-    """Whether a version is finished, and was registered by clinrl: others in MLflow lack its tags, or a name in them."""
+    """Whether a version is finished, and was registered by clinrl: others in MLflow lack its tags or a name there."""
     is_ours = {DIGEST, "version"} <= version.tags.keys() and is_name(version.tags["version"])
     return bool(version.status == "READY" and is_ours)
 
