@@ -21,6 +21,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tasks.policies import write_answer
 from clinrl.training import callback, launch, rejection
 from clinrl.training.rows import Row
+from clinrl.types import Call, Message, Score
 from samplers import ScriptedSampler
 
 pytestmark = pytest.mark.long
@@ -142,6 +143,16 @@ def test_nothing_is_sampled_twice_and_a_stop_loses_nothing(tmp_path, monkeypatch
     assert rejection.sample(tmp_path / "cut", sampler, *arguments) == whole
     assert rejection.sample(tmp_path / "cut", sampler, *arguments) == whole
     assert len(sampler.asked) == 24
+
+
+def test_a_tool_call_is_taught_as_it_was_written(tmp_path, monkeypatch):
+    arguments = {"proposal_id": 2, "error_type": "dose", "and": "why"}
+    turn = Message(role="assistant", content="", calls=(Call(name="flag_error", arguments=arguments),))
+    written = write_answer("ANSWER: ESI 3").model_copy(update={"messages": (turn,)})
+    monkeypatch.setattr(rejection, "run", lambda *_: [written])
+    monkeypatch.setattr(rejection, "scores", lambda *_: [Score(terms={}, total=0.0)])
+    (((found, _),),) = rejection.sample(tmp_path, Numbered(), TASK, spec(group=1), rows(1), Judges(tmp_path))
+    assert list(found.messages[0].calls[0].arguments.items()) == list(arguments.items())
 
 
 def test_an_empty_harvest_is_refused_with_what_helps():

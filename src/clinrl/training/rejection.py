@@ -14,7 +14,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from clinrl.artifacts import canonical_json, digest, write_text
+from clinrl.artifacts import digest, write_text
 from clinrl.config.base import Scale
 from clinrl.config.schema import Mode
 from clinrl.errors import TrainingError
@@ -64,7 +64,8 @@ def sample(
                 written = run(sampler, task, cases, mode, budget, seed)
                 earned = scores(task, list(zip(cases, written, strict=True)), reward, judges)
                 lines = [[one.model_dump(mode="json"), score.total] for one, score in zip(written, earned, strict=True)]
-                write_text(file, canonical_json(lines))
+                # Not canonical JSON: the arguments of a tool call are taught in the order in which they were written.
+                write_text(file, json.dumps(lines, ensure_ascii=False, allow_nan=False))
             advance(len(part))
     if world.any(is_stopped):
         return None
