@@ -247,7 +247,8 @@ def checked_copy(params: Params, entry: Entry, to: Path) -> Path:
     if not folder.is_relative_to(to):
         with signature_errors():
             # Whoever can write to the registry chooses the name of a version, and may not choose the place.
-            folder = Path(shutil.copytree(clinrl_loader.shallow(folder), to / "model", symlinks=True))
+            place = to / (entry.name if is_name(entry.name) else "model")
+            folder = Path(shutil.copytree(clinrl_loader.shallow(folder), place, symlinks=True))
     _check_folder(params, entry, folder)
     return folder
 
