@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -626,6 +627,17 @@ def test_a_remote_that_is_away_is_said_and_what_was_made_is_kept(
     with pytest.raises(clone.Away, match=r"^what was made could not be sent to the DVC remote, and is kept here: "):
         clone.push(["train@v1"])
     assert kept.read_text() == "{}"
+
+
+@pytest.mark.parametrize(("why", "is_away"), [("internal error", True), ("The specified key does not exist.", False)])
+def test_a_remote_that_fails_in_a_pull_is_not_one_that_lacks_files(
+    monkeypatch: pytest.MonkeyPatch, why: str, is_away: bool
+) -> None:
+    """What the remote lacks is built; what it could not send is not to be trained again."""
+    says = f"ERROR: failed to transfer 'md5: 00' - {why}\nERROR: failed to pull data from the cloud\n"
+    monkeypatch.setattr(clone, "_dvc", lambda *_: subprocess.CompletedProcess([], 1, "", says))
+    with pytest.raises(clone.Away, match="failed to transfer") if is_away else nullcontext():
+        clone.pull(["train@v1"])
 
 
 def test_what_is_not_committed_cannot_be_built_elsewhere(checkout: Path) -> None:
