@@ -44,13 +44,13 @@ class Away(Refused):
 
 
 def head() -> str:
-    """The commit of the working directory. Raises Refused outside of git, and if tracked files differ from it."""
+    """The commit of the working directory. Raises Refused outside of git, or if it lacks changes or params.yaml."""
     if changed := git("status", "--porcelain", "--untracked-files=no"):
         raise Refused(
             f"{changed.split(maxsplit=1)[1].splitlines()[0]} is changed and not committed, and other machines build "
             "commits; commit it, or put it back with `git checkout`"
         )
-    return git("rev-parse", "HEAD")
+    return git("rev-parse", "HEAD", "HEAD:./params.yaml").split()[0]
 
 
 @contextmanager

@@ -90,12 +90,12 @@ def scheduled(task: str) -> State[None]:
 
 
 def head() -> str:
-    """The checkout's commit. Raises Refused if the audit log has lines that are not in it."""
+    """The checkout's commit. Raises Refused if it lacks params.yaml, or lines of the audit log."""
     if clone.git("status", "--porcelain", "--", log := str(paths.audit_log())):
         raise Refused(
             f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
         )
-    return clone.git("rev-parse", "HEAD")
+    return clone.git("rev-parse", "HEAD", "HEAD:./params.yaml").split()[0]
 
 
 def renew(params: Params, task: str, approver: str | None) -> State[None]:

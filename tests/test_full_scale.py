@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from ruamel.yaml import YAML
 
 import dolls
@@ -69,3 +70,6 @@ def test_what_is_trained_and_examined_at_full_scale_is_registered_released_and_w
     assert approval.is_by_list(params)
     assert dossier.stage(params, Path("params.yaml"), "v2") == 0
     assert json.loads((paths.adapter("v2") / "adapter_config.json").read_text())["r"] == 2
+    card = ModelCard.load(paths.adapter("v2") / "README.md")
+    assert card.data.base_model == full["repo"], "where other machines find it"
+    assert f'from_pretrained("{full["repo"]}")' in card.text

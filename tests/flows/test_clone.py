@@ -50,6 +50,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_text(Path("dvc.lock"), LOCK + entry("dataset@d1", "aa") + entry("train@v0", "bb"))
     write_text(Path("data/reports/v0.json"), "{}")
     write_text(Path("src/code.py"), "")
+    write_text(Path("params.yaml"), "")
     write_text(Path(".gitignore"), (ROOT / ".gitignore").read_text(encoding="utf-8"))
     git("add", "--all")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "begun")
@@ -179,6 +180,15 @@ def test_git_s_reason_is_given_and_not_the_hint_below_it(
     git("init", "-q", "empty")
     monkeypatch.chdir("empty")
     with pytest.raises(Refused, match=r"git rev-parse failed in .*: fatal: ambiguous argument 'HEAD'"):
+        clone.head()
+
+
+def test_a_project_in_a_folder_that_was_never_committed_is_refused(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(Path("full/params.yaml"), "")
+    monkeypatch.chdir(checkout / "full")
+    with pytest.raises(Refused, match=r"path 'full/params.yaml' exists on disk, but not in 'HEAD'"):
         clone.head()
 
 
@@ -670,6 +680,7 @@ def test_a_clone_signs_with_the_checkout_s_key_and_works_in_its_folder(checkout:
 
 def test_a_project_in_a_folder_takes_in_its_own_files(checkout: Path) -> None:
     write_text(Path("full/dvc.lock"), LOCK + entry("train@v0", "bb"))
+    write_text(Path("full/params.yaml"), "")
     write_text(Path("full/data/reports/v0.json"), "{}")
     git("add", "--all")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "full")
@@ -763,6 +774,7 @@ def test_a_run_works_alike_whatever_git_does_for_whoever_works_there(
 
 def test_a_project_in_a_folder_whose_name_is_not_ascii_is_retrained(checkout: Path) -> None:
     write_text(Path("Große Studie/dvc.lock"), LOCK)
+    write_text(Path("Große Studie/params.yaml"), "")
     git("add", "--all")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "begun")
     git("push", "-q", "origin", "main")

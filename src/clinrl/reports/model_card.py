@@ -5,6 +5,7 @@ The first is written from the manifest alone, the second from that card and the 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clinrl.analysis.exam import VARIANTS, EvalReport
@@ -33,17 +34,23 @@ WORST = 5
 """Most slices that a card names as those with the highest shares of safety errors."""
 
 
-def write(manifest: Mapping[str, Any], *, lineage: Sequence[str], records: str = "none") -> str:
+def write(
+    manifest: Mapping[str, Any], *, lineage: Sequence[str], records: str = "none",
+    base: Mapping[str, Any] = MappingProxyType({}),
+) -> str:  # fmt: skip
     """The card's text. `manifest` holds a manifest's fields except `files`; `lineage` names versions, root first.
 
-    `records` says where imported records are, as `Params.records_of` does.
+    `records` says where imported records are, as `Params.records_of` does. `base`: as `bases.reference` returns it.
     """
     spec = manifest["spec"]
     recipe = {key: spec[key] for key in ("method", "lora", "trainer", "stream", "modes")}
     recipe |= {"omit": spec["omit"]} if spec["method"] == "sft" else {"reward": spec["reward"]}
     recipe |= {key: spec[key] for key in ("labels_only", "placebo") if key in spec}
     text = json.dumps(recipe, indent=2, sort_keys=True, ensure_ascii=False)
-    return render("adapter_card", **manifest, lineage=list(lineage), recipe=text, how=_how(spec), records=records)
+    return render(
+        "adapter_card", **manifest, lineage=list(lineage), recipe=text, how=_how(spec), records=records,
+        base=base.get("repo", f"data/bases/{manifest['task']}"), commit=base.get("commit", ""),
+    )  # fmt: skip
 
 
 def with_results(

@@ -65,6 +65,7 @@ _QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "BITSANDBYTES_NOWELCOME": "1",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # of transformers: TRL would import MLflow, for seconds, and not use it
 }
 _OWN = "localhost,127.0.0.1"
 """Hosts for which no proxy is used: a proxy cannot reach the servers of this machine, such as Prefect's."""

@@ -39,9 +39,13 @@ SERVER = "CLINRL_FORKSERVER"
 LIBRARIES = (
     "clinrl.training.worker", "clinrl.training.trl", "clinrl.training.callback", "clinrl.training.monitor",
     "clinrl.evaluation.evaluate", "clinrl.models.opening", "clinrl.models.decoding", "clinrl.reports.figures",
-    "sklearn.linear_model", "sklearn.feature_extraction.text", "matplotlib.figure",
 )  # fmt: skip
-"""The modules that trainings and exams import."""
+"""The modules that trainings and exams import at their start."""
+LATER = (
+    "mlflow.store.tracking.sqlalchemy_store", "matplotlib.figure", "sklearn.linear_model",
+    "sklearn.feature_extraction.text",
+)  # fmt: skip
+"""What they, and the live metrics, import besides. The first stage does not wait for it."""
 CLI = "clinrl.cli.main"
 BEGUN = b"+"
 """A fork's reply that it begins a stage's work. When the fork has ended, the server sends its exit code."""
@@ -239,10 +243,17 @@ def serve(address: str) -> None:
 
 
 def _serve_forever(listener: socket.socket) -> None:
-    """Fork for each stage that asks, and send it the exit code, 128 plus the number if a signal ended the fork."""
+    """Fork for each stage that asks, and send it the exit code, 128 plus the number if a signal ended the fork.
+
+    Imports `LATER` once no stage asks.
+    """
     forks: dict[int, tuple[Fork, socket.socket]] = {}
+    later = [*LATER]
     while True:
-        ready = wait([listener, *forks])
+        ready = wait([listener, *forks], 0 if later else None)
+        if not ready:
+            importlib.import_module(later.pop(0))
+            gc.freeze()
         if listener in ready:
             stage, _ = listener.accept()
             others = [listener, *(other for _, other in forks.values())]

@@ -16,6 +16,7 @@ from clinrl.runtime.child import signal_group
 
 WORKER = "clinrl.training.worker"
 WORLD = "clinrl.training.world"
+LIVE = "clinrl.tracking.live_metrics"
 Child: TypeAlias = "subprocess.Popen[bytes] | forkserver.Fork"
 GRACE_S = 30
 """Seconds a child has to end after its group was told to stop for good."""
@@ -55,21 +56,34 @@ def live_metrics(folder: Path) -> Iterator[Callable[[str], None]]:
     ends, because its standard input is then closed.
     """
     ends: list[str] = []
-    sender = None
+    sender: Child | None = None
+    end, tell = os.pipe()
+
+    def follow() -> int:
+        os.close(tell)
+        os.dup2(end, 0)
+        return int(import_module(LIVE).main([str(folder)]))
+
     if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
-        command = [sys.executable, "-m", "clinrl.tracking.live_metrics", str(folder)]
         # In a session of its own, so that a signal to this one does not keep it from saying how the run ended.
         with suppress(OSError):
-            sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+            if forkserver.IS_FORK:  # MLflow is, or soon would be, in this process
+                sender = forkserver.Fork(follow)
+            else:
+                command = [sys.executable, "-m", LIVE, str(folder)]
+                sender = subprocess.Popen(command, stdin=end, stdout=subprocess.DEVNULL, start_new_session=True)
+    os.close(end)
     try:
         yield ends.append
     finally:
+        with suppress(BrokenPipeError), open(tell, "wb", buffering=0) as stream:
+            stream.write("".join(ends).encode())
         if sender is not None:
             try:
-                sender.communicate("".join(ends).encode(), LAST_METRICS_S)
+                sender.wait(LAST_METRICS_S)
             except subprocess.TimeoutExpired:
                 sender.kill()
-                sender.communicate()
+                sender.wait()
 
 
 @contextmanager

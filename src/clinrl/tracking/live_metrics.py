@@ -45,6 +45,7 @@ UNKNOWN_END = "KILLED"
 def main(arguments: list[str]) -> int:
     """Follow the training in a folder until standard input, from which it reads MLflow's status of the run, ends."""
     folder = Path(arguments[0])
+    sys.excepthook = lambda kind, error, _: _warn(mask(f"{kind.__name__}: {error}"))
     os.nice(10)  # leaves the processors to the trainer; at 19 this process would notice the end too late
     starter.watch(os.getppid(), _leave)
     os.environ.update(HURRY)
@@ -125,6 +126,5 @@ def _warn(why: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.excepthook = lambda kind, error, _: _warn(mask(f"{kind.__name__}: {error}"))
     determinism.pin()
     sys.exit(main(sys.argv[1:]))

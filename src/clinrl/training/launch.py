@@ -91,8 +91,9 @@ def stage(params: Params, version: str) -> None:
             for file in sorted((folder / ADAPTER).iterdir()):
                 shutil.copyfile(file, out / file.name)
             fields = manifest_fields(spec)
-            lineage, records = params.lineage(version), params.records_of(version)
-            write_text(out / "README.md", model_card.write(fields, lineage=lineage, records=records))
+            lineage, base = params.lineage(version), bases.reference(paths.base(spec["task"]))
+            card = model_card.write(fields, lineage=lineage, records=params.records_of(version), base=base)
+            write_text(out / "README.md", card)
             if (folder / SAMPLERS).exists():
                 fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)
@@ -177,13 +178,12 @@ def requested(params: Params, version: str) -> dict[str, Any]:
 
 def manifest_fields(spec: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `seal` for the adapter of a resolved spec."""
-    named = ("version", "task", "task_version", "inputs")
     return {
         "kind": "adapter",
         "name": spec["version"],
         "task": spec["task"],
         "task_version": spec["task_version"],
-        "spec": {key: value for key, value in spec.items() if key not in named},
+        "spec": {key: value for key, value in spec.items() if key not in ("version", "task", "task_version", "inputs")},
         "inputs": spec["inputs"],
     }
 
