@@ -1,8 +1,11 @@
 """What a look at held-out cases measures, by hand."""
 
 import math
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import dolls
 from clinrl import paths
 from clinrl.models import bases
 from clinrl.models.chat import Completion, encode
+from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
 from clinrl.training.monitor import HeldOut
 
@@ -23,7 +27,8 @@ def held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeldOut:
     shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     spec = {
-        "scale": "embedded", "method": "sft", "modes": {"think": {"thinking": True}, "direct": {"thinking": False}},
+        "scale": "embedded", "task": "esi", "method": "sft",
+        "modes": {"think": {"thinking": True}, "direct": {"thinking": False}},
         "trainer": {"held_out": {"cases": CASES, "every": 1}, "max_completion": 12},
     }  # fmt: skip
     model, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
@@ -47,10 +52,30 @@ def test_each_token_has_its_probability_after_those_before_it(held_out: HeldOut)
 def test_a_finished_completion_is_scored_with_its_end(held_out: HeldOut, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, cut = (Completion(text="ANSWER: ESI 3", stop=stop, ids=()) for stop in ("answered", "max_tokens"))
     monkeypatch.setattr(HeldOut, "_sample", lambda *_: [ended, cut, cut])
-    spec = {"scale": "embedded", "method": "sft", "modes": {"direct": {"thinking": False}}}
+    spec = {"scale": "embedded", "task": "esi", "method": "sft", "modes": {"direct": {"thinking": False}}}
     spec["trainer"] = {"held_out": {"cases": CASES, "every": 1}, "max_completion": 12}
     again = HeldOut(held_out.model, held_out.tokenizer, TASK, spec)  # type: ignore[attr-defined]
     assert [text.endswith(dolls.EOS) for _, text in again.texts] == [True, False, False]
+
+
+def test_modes_side_by_side_give_what_they_give_one_after_the_other(
+    held_out: HeldOut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = held_out.model  # type: ignore[attr-defined]
+    before = held_out.look(model)
+    (tmp_path / "running").write_text("1", encoding="ascii")
+    monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
+    monkeypatch.setattr(determinism, "processors", lambda: 2)
+    monkeypatch.setattr(HeldOut, "_sample", in_another_process(HeldOut._sample, os.getpid()))
+    assert held_out.look(model) == before
+
+
+def in_another_process(sample: Callable[..., list[Completion]], here: int) -> Callable[..., list[Completion]]:
+    def sampled(*arguments: Any) -> list[Completion]:
+        assert os.getpid() != here
+        return sample(*arguments)
+
+    return sampled
 
 
 def test_it_counts_right_answers_and_those_given_too_often(held_out: HeldOut, monkeypatch: pytest.MonkeyPatch) -> None:
