@@ -1,11 +1,8 @@
 """What a look at held-out cases measures, by hand."""
 
 import math
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -37,6 +34,24 @@ def held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeldOut:
     return found
 
 
+def test_beside_another_stage_it_begins_with_one_thread(
+    held_out: HeldOut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "running").write_text("2", encoding="ascii")
+    monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
+    monkeypatch.setattr(determinism, "processors", lambda: 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(HeldOut, "_sample", lambda *_: [Completion("", "answered", ())] * torch.get_num_threads())
+    spec = {"scale": "embedded", "task": "esi", "method": "sft", "modes": {"direct": {"thinking": False}}}
+    spec["trainer"] = {"held_out": {"cases": 1, "every": 1}, "max_completion": 12}
+    try:
+        HeldOut(held_out.model, held_out.tokenizer, TASK, spec)  # type: ignore[attr-defined]
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_each_token_has_its_probability_after_those_before_it(held_out: HeldOut) -> None:
     model, expected = held_out.model, []  # type: ignore[attr-defined]
     for prompt, text in held_out.texts:
@@ -56,26 +71,6 @@ def test_a_finished_completion_is_scored_with_its_end(held_out: HeldOut, monkeyp
     spec["trainer"] = {"held_out": {"cases": CASES, "every": 1}, "max_completion": 12}
     again = HeldOut(held_out.model, held_out.tokenizer, TASK, spec)  # type: ignore[attr-defined]
     assert [text.endswith(dolls.EOS) for _, text in again.texts] == [True, False, False]
-
-
-def test_modes_side_by_side_give_what_they_give_one_after_the_other(
-    held_out: HeldOut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = held_out.model  # type: ignore[attr-defined]
-    before = held_out.look(model)
-    (tmp_path / "running").write_text("1", encoding="ascii")
-    monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
-    monkeypatch.setattr(determinism, "processors", lambda: 2)
-    monkeypatch.setattr(HeldOut, "_sample", in_another_process(HeldOut._sample, os.getpid()))
-    assert held_out.look(model) == before
-
-
-def in_another_process(sample: Callable[..., list[Completion]], here: int) -> Callable[..., list[Completion]]:
-    def sampled(*arguments: Any) -> list[Completion]:
-        assert os.getpid() != here
-        return sample(*arguments)
-
-    return sampled
 
 
 def test_it_counts_right_answers_and_those_given_too_often(held_out: HeldOut, monkeypatch: pytest.MonkeyPatch) -> None:

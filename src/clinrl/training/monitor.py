@@ -1,7 +1,6 @@
 """Evaluation of a policy on held-out cases while it trains."""
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from clinrl.models import memory
 from clinrl.models.chat import Completion, encode, opens, read_turn, render
 from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, Prompt, Sampler, batches, shares
-from clinrl.runtime import determinism, forkserver
+from clinrl.runtime import determinism
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.training.world import shares_threads
 from clinrl.types import transcript_of
@@ -39,13 +38,13 @@ class HeldOut:
         self.cases = [as_variant(task, case, spec.get("view", GIVEN)) for case in drawn]
         self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
         self.budget: int = spec["trainer"]["max_completion"]
-        self.is_shared, self.shares_threads = shares(spec), shares_threads(spec)
-        if self.shares_threads:
+        self.is_shared = shares(spec)
+        if shares_threads(spec):  # the first step has not begun, and an exam may run beside this
             determinism.share()
         self.texts = [
             (prompt, completion.text + (tokenizer.eos_token if completion.stop == "answered" else ""))
-            for thinking, written in self._sampled(model, 1.0)
-            for prompt, completion in zip(self._prompts(thinking), written, strict=True)
+            for thinking in self.thinking.values()
+            for prompt, completion in zip(self._prompts(thinking), self._sample(model, thinking, 1.0), strict=True)
         ]
         self.before = self._log_probabilities(model)
 
@@ -53,8 +52,8 @@ class HeldOut:
         """The metrics of the policy as it is now."""
         answers = [
             self.task.parse(transcript_of(read_turn(completion.text, opens(self.tokenizer, thinking))))
-            for thinking, written in self._sampled(model, 0.0)
-            for completion in written
+            for thinking in self.thinking.values()
+            for completion in self._sample(model, thinking, 0.0)
         ]
         golds = [self.task.label(case) for case in self.cases] * len(self.thinking)
         exact = sum(answer == gold for answer, gold in zip(answers, golds, strict=True)) / len(golds)
@@ -67,12 +66,6 @@ class HeldOut:
 
     def _prompts(self, thinking: bool) -> list[str]:
         return [render(self.tokenizer, self.task.prompt(case.facts), thinking) for case in self.cases]
-
-    def _sampled(self, model: Any, temperature: float) -> Iterator[tuple[bool, list[Completion]]]:
-        """The completions of each mode, side by side where the stage has the processors."""
-        programs = [partial(self._sample, model, thinking, temperature) for thinking in self.thinking.values()]
-        found = forkserver.results(programs) if self.shares_threads else [program() for program in programs]
-        return zip(self.thinking.values(), found, strict=True)
 
     def _sample(self, model: Any, thinking: bool, temperature: float) -> list[Completion]:
         prompts = [Prompt(case.id, self.task.prompt(case.facts)) for case in self.cases]
