@@ -19,6 +19,7 @@ import exhibits
 from clinrl import paths
 from clinrl.artifacts import canonical_json, digest, read_manifest, write_json
 from clinrl.registry import versions
+from clinrl.runtime import forkserver
 from clinrl.runtime import worker_process as process
 from clinrl.signing import keys
 from clinrl.tracking import live_metrics, mlflow_store
@@ -172,6 +173,20 @@ def test_a_trainer_that_was_killed_leaves_no_run_that_looks_alive(project):
         trainer.kill()
         trainer.communicate()
     wait_until(lambda: run_of(folder).info.status == "KILLED")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("word", ["FINISHED", ""])
+def test_a_fork_sends_them_where_the_libraries_are_loaded(project, monkeypatch, word):
+    folder = scratch(project, "v1")
+    mlflow_store.prepare(mlflow_store.STORE.absolute())
+    monkeypatch.setattr(forkserver, "IS_FORK", True)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process of its own"))
+    with process.live_metrics(folder) as tell:
+        add(folder, exhibits.history(1))
+        wait_until(lambda: run_of(folder).data.metrics.get("reward") == 3.0)
+        tell(word)
+    assert run_of(folder).info.status == (word or live_metrics.UNKNOWN_END)
 
 
 def test_a_server_that_is_away_is_said_once(project, monkeypatch, capfd):

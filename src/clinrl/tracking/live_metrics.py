@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     os.environ.update(HURRY)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    follow(folder, sys.stdin.fileno())
+    follow(folder, 0)
     return 0
 
 
