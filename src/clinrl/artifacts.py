@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -239,6 +240,7 @@ def locked(file: Path, *, waits: bool = True) -> Iterator[TextIO | None]:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream:
+        register_after_fork(stream, io.TextIOWrapper.close)  # a fork that outlives this process would go on to hold it
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:

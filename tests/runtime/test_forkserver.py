@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 
 import dolls
 from clinrl import paths
+from clinrl.artifacts import locked
 from clinrl.cli import stage_commands
 from clinrl.errors import ParamsError, Refused
 from clinrl.runtime import child, determinism, forkserver, worker_process
@@ -52,7 +53,10 @@ def main(words):
     return 130
 """
 """A command line with the server's contract, without libraries."""
-SERVE = "from clinrl.runtime import forkserver as f; f.LIBRARIES, f.CLI = ('json',), 'commands'; f.serve('socket')"
+SERVE = (
+    "from clinrl.runtime import forkserver as f\n"
+    "f.LIBRARIES, f.LATER, f.CLI = ('json',), ('absent',), 'commands'; f.serve('socket')"
+)
 ASK = "import sys; from clinrl.runtime import forkserver as f; sys.exit(f.ask(sys.argv[1:]))"
 
 
@@ -237,6 +241,16 @@ def test_a_forked_child_is_waited_for_as_a_started_one():
     assert os.getsid(waiting.pid) == waiting.pid  # at once: a signal to its group must find it
     os.killpg(waiting.pid, signal.SIGKILL)
     assert waiting.wait() == -9
+
+
+def test_a_fork_holds_no_lock_of_its_starter(tmp_path):
+    def held() -> int:
+        descriptors = Path("/proc/self/fd").iterdir()
+        return sum(one.exists() and one.readlink().name == "stage.lock" for one in descriptors)
+
+    with locked(tmp_path / "stage.lock"):
+        assert held() == 1
+        assert forkserver.Fork(held).wait(60) == 0
 
 
 def test_what_a_library_left_for_the_end_of_python_does_not_change_a_fork_s_exit_code(monkeypatch):

@@ -252,7 +252,8 @@ def _serve_forever(listener: socket.socket) -> None:
     while True:
         ready = wait([listener, *forks], 0 if later else None)
         if not ready:
-            importlib.import_module(later.pop(0))
+            with suppress(Exception):  # whoever needs it says what is wrong
+                importlib.import_module(later.pop(0))
             gc.freeze()
         if listener in ready:
             stage, _ = listener.accept()

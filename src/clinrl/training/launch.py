@@ -64,6 +64,7 @@ def stage(params: Params, version: str) -> None:
     target = paths.adapter(version)
     with exclusive(target):
         spec, rows = resolve(params, version)
+        base = bases.reference(paths.base(spec["task"]))
         local = _on_this_machine(spec)
         folder, by_dvc = paths.checkpoints(version, digest(spec)), "DVC_STAGE" in os.environ
         remove_published(version, but=folder if by_dvc else None)  # by hand, a version is trained as often as one asks
@@ -91,9 +92,8 @@ def stage(params: Params, version: str) -> None:
             for file in sorted((folder / ADAPTER).iterdir()):
                 shutil.copyfile(file, out / file.name)
             fields = manifest_fields(spec)
-            lineage, base = params.lineage(version), bases.reference(paths.base(spec["task"]))
-            card = model_card.write(fields, lineage=lineage, records=params.records_of(version), base=base)
-            write_text(out / "README.md", card)
+            lineage, records = params.lineage(version), params.records_of(version)
+            write_text(out / "README.md", model_card.write(fields, lineage=lineage, records=records, base=base))
             if (folder / SAMPLERS).exists():
                 fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)

@@ -39,7 +39,7 @@ class HeldOut:
         self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
         self.budget: int = spec["trainer"]["max_completion"]
         self.is_shared = shares(spec)
-        if shares_threads(spec):  # the first step has not begun, and an exam may run beside this
+        if self.scale == "embedded" and shares_threads(spec):  # before the first step, and perhaps beside an exam
             determinism.share()
         self.texts = [
             (prompt, completion.text + (tokenizer.eos_token if completion.stop == "answered" else ""))
