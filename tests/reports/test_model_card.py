@@ -46,6 +46,13 @@ def test_a_trained_adapter_says_what_it_is_and_what_it_is_not_for():
     assert "p" * 64 in body
 
 
+def test_a_base_of_the_hub_is_named_by_repository_and_commit():
+    base = {"repo": "Qwen/Qwen3.5-9B", "commit": "c" * 40}
+    matter, body = front_matter(model_card.write(MANIFEST, lineage=["v1"], base=base))
+    assert matter["base_model"] == "Qwen/Qwen3.5-9B"
+    assert f'from_pretrained("Qwen/Qwen3.5-9B", revision="{"c" * 40}")\n' in body
+
+
 def test_a_card_of_a_version_that_saw_records_says_so():
     matter, body = front_matter(model_card.write(MANIFEST, lineage=["v2"], records="training"))
     assert "Trained on imported records of patients" in body
