@@ -170,7 +170,10 @@ def test_a_whole_task_is_timed_from_nothing_and_goes_on_after_an_interrupt(tmp_p
     YAML(typ="safe").dump({"schema": "2.0", "stages": LOCK}, source / "dvc.lock")
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
         subprocess.run(["git", *words], cwd=source, check=True)
-    repro.begun(folder, source)
+    repro.begun(tmp_path / "part", ["train@v1"], source)
+    left = {path.name for path in (tmp_path / "part").rglob("*") if path.is_file() and ".git" not in path.parts}
+    assert left == {"model", "cases", "params.yaml", "dvc.lock"}
+    repro.begun(folder, None, source)
     assert [path.name for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts] == ["params.yaml"]
 
     script = "import sys, time; time.sleep(0.1)\nfor line in sys.argv[2:]: print(line + ' took 1.5 s', flush=True)\n"
@@ -182,15 +185,17 @@ def test_a_whole_task_is_timed_from_nothing_and_goes_on_after_an_interrupt(tmp_p
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     assert [line.get("stage") for line in lines] == ["base@esi", None, "train@v1", "train@v2", None]
     assert sum(line["since_s"] for line in lines) > 0.4
-    (_, whole, unit, note), *parts = repro.rows("esi", [line | {"since_s": 60} for line in lines])
+    (_, whole, unit, note), *parts = repro.rows("esi", "all", [line | {"since_s": 60} for line in lines])
     assert (whole, unit, note) == (5, "min", "3 stages, two at once; interrupts: 1")
-    assert [part[:2] for part in parts] == [("dvc repro, esi, train", 3), ("dvc repro, esi, base", 1.5)]
+    assert [part[:2] for part in parts] == [("esi, train", 3), ("esi, base", 1.5)]
 
 
 def test_what_a_task_has_is_held_against_what_is_recorded():
-    assert repro.targets(LOCK, "esi") == ["base@esi", "train@v1"]
-    made = LOCK | {"train@v1": {"outs": [{"path": "data/adapters/v1", "md5": "other"}]}}
-    assert repro.equal("esi", made, LOCK)[1:] == (1, "outputs", "of 2")
+    assert repro.targets(LOCK, "esi", "*") == ["base@esi", "train@v1"]
+    assert repro.targets(LOCK, "esi", "*@v*") == ["train@v1"]
+    wanted = repro.lock.outputs(LOCK, ["base@esi", "train@v1"])
+    made = wanted | {"data/adapters/v1": "other", "data/bases/audit": "a"}
+    assert repro.equal("esi", wanted, made)[1:] == (1, "outputs", "of 2")
 
 
 @pytest.mark.slow

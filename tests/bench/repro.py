@@ -1,18 +1,22 @@
 """`dvc repro` of all that a task has, from nothing: base, data, and each version with its exam and comparisons.
 
 It takes hours. An interrupt ends it, and the same command goes on with what was begun, in build/repro-<task>: the time
-between is not counted. How many files `dvc.lock` records too is a row: on a processor of another maker than the
-committed versions were trained on, those of GRPO differ (docs/concepts.md says why).
+between is not counted. A pattern of stages takes these alone: a task may need more hours than a machine is there for.
+How many files `dvc.lock` records too is a row: on a processor of another maker than the committed versions were trained
+on, those of GRPO differ (docs/concepts.md says why).
 
   python tests/bench/run.py "repro.py imaging"
+  python tests/bench/run.py "repro.py audit *@audit-v[123]*"
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +28,22 @@ ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "clinrl.runtime.dvc_command", "--side-by-side", "repro", "--no-run-cache")
 
 
-def begun(folder: Path, source: Path = ROOT) -> None:
-    """Clone a project's last commit into a folder, without anything that a stage has made."""
+def begun(folder: Path, stages: list[str] | None, source: Path = ROOT) -> None:
+    """Clone a project's last commit into a folder, without what some stages have made, or anything that a stage has."""
     subprocess.run(["git", "clone", "--quiet", source, folder], check=True)
-    for path in lock.outputs(lock.read(folder / lock.LOCK)):
+    for path in lock.outputs(lock.read(folder / lock.LOCK), stages):
         made = folder / path
         if made.is_dir():
             shutil.rmtree(made)
         made.unlink(missing_ok=True)
-    (folder / lock.LOCK).unlink()
+    if stages is None:
+        (folder / lock.LOCK).unlink()
 
 
-def targets(recorded: lock.Lock, task: str) -> list[str]:
-    """The stages that come from a task's base, and the base."""
-    return [stage for stage in recorded if f"base@{task}" in lock.ancestors(recorded, stage)]
+def targets(recorded: lock.Lock, task: str, pattern: str) -> list[str]:
+    """The stages that come from a task's base, and the base, as far as their addresses match the pattern."""
+    found = (stage for stage in recorded if fnmatchcase(stage, pattern))
+    return [stage for stage in found if f"base@{task}" in lock.ancestors(recorded, stage)]
 
 
 def spend(folder: Path, stages: list[str], journal: Path) -> None:
@@ -64,8 +70,8 @@ def spend(folder: Path, stages: list[str], journal: Path) -> None:
         raise SystemExit(f"dvc repro ended with {dvc.returncode}; the same command goes on with it")
 
 
-def rows(task: str, lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """The whole, and what the stages of a kind took together."""
+def rows(what: str, all_of_it: str, lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """All of it, and what the stages of a kind took together."""
     spent = Counter[str]()
     for line in lines:
         if "stage" in line:
@@ -75,32 +81,33 @@ def rows(task: str, lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     pauses = sum("stage" not in line for line in lines) - 1
     note = f"{count.total()} stages, two at once" + f"; interrupts: {pauses}" * bool(pauses)
     parts = (
-        (f"dvc repro, {task}, {kind}", round(time_s, 1), "s", f"{count[kind]} stages")
-        for kind, time_s in spent.most_common()
+        (f"{what}, {kind}", round(time_s, 1), "s", f"{count[kind]} stages") for kind, time_s in spent.most_common()
     )
-    return [(f"dvc repro, {task}, from nothing", round(whole / 60, 1), "min", note), *parts]
+    return [(all_of_it, round(whole / 60, 1), "min", note), *parts]
 
 
-def equal(task: str, made: lock.Lock, recorded: lock.Lock) -> tuple[Any, ...]:
+def equal(what: str, wanted: dict[str, str], found: dict[str, str]) -> tuple[Any, ...]:
     """How many outputs are as the committed lock records them."""
-    stages = targets(recorded, task)
-    wanted, found = lock.outputs(recorded, stages), lock.outputs(made)
     same = sum(found.get(path) == digest for path, digest in wanted.items())
-    return (f"dvc repro, {task}, outputs as dvc.lock records them", same, "outputs", f"of {len(wanted)}")
+    return (f"{what}, outputs as dvc.lock records them", same, "outputs", f"of {len(wanted)}")
 
 
-def main(task: str) -> None:
+def main(task: str, pattern: str = "*") -> None:
     """Print the rows."""
-    folder = ROOT / f"build/repro-{task}"
+    recorded = lock.read(ROOT / lock.LOCK)
+    stages = targets(recorded, task, pattern)
+    what = f"dvc repro, {task}" if (is_whole := pattern == "*") else f"dvc repro, {pattern}"
+    folder = ROOT / "build" / re.sub(r"\W+", "-", f"repro {task} {pattern}").strip("-")
     journal = folder.with_suffix(".jsonl")
     if not folder.exists():
         folder.parent.mkdir(exist_ok=True)
         journal.unlink(missing_ok=True)
-        begun(folder)
-    recorded = lock.read(ROOT / lock.LOCK)
-    spend(folder, targets(recorded, task), journal)
+        begun(folder, None if is_whole else stages)
+    spend(folder, stages, journal)
     lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-    print(json.dumps([*rows(task, lines), equal(task, lock.read(folder / lock.LOCK), recorded)]))
+    made = lock.outputs(lock.read(folder / lock.LOCK))
+    found = rows(what, f"{what}, from nothing" if is_whole else what, lines)
+    print(json.dumps([*found, equal(what, lock.outputs(recorded, stages), made)]))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ SCRIPTS = (
 )
 
 
-BY_NAME = ("arms.py", "repro.py audit", "repro.py esi", "repro.py imaging")
+PARTS = ("repro.py audit *@audit-v[123]*", "repro.py audit *@audit-v[456]*", "repro.py audit ba*")
+BY_NAME = ("arms.py", "repro.py audit", *PARTS, "repro.py esi", "repro.py imaging")
 """Those that are run by their names alone: they need servers that are no libraries, or hours."""
 
 
