@@ -11,11 +11,11 @@ import dolls
 import esi_sources
 import examined
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.artifacts import identity, read_manifest, seal, write_json
 from clinrl.cli import main as cli
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, DataError
-from clinrl.evaluation.answers import load_report, open_run, read_graded
+from clinrl.evaluation.answers import load_report, may_repeat_records, open_run, read_graded
 from clinrl.exports import inspect_log, traces
 from clinrl.tracking.mlflow_store import STORE
 
@@ -171,6 +171,15 @@ def test_what_a_model_says_that_learned_from_somebodys_records_does_not_leave(ex
             export(edited, "v2")
     assert not paths.exports().exists()
     assert not STORE.exists()
+
+
+def test_parents_that_an_edit_closed_to_a_circle_are_asked_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, parent in (("v1", "v2"), ("v2", "v1")):
+        paths.adapter(name).mkdir(parents=True)
+        fields = {"kind": "adapter", "name": name, "task": "esi", "task_version": 2, "inputs": {}}
+        seal(paths.adapter(name), **fields, spec={"data": "d1", "parent": parent})
+    assert not may_repeat_records(dolls.params(), dolls.params().model("v1"))
 
 
 @pytest.mark.slow

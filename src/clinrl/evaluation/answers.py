@@ -79,13 +79,14 @@ def decoding(params: Params, mode: str, task: str) -> dict[str, Any]:
 def may_repeat_records(params: Params, model: Model) -> bool:
     """Whether a model or an ancestor learned from imported records, by params.yaml or by the manifest of an adapter
     that is here: params.yaml can be edited after a training."""
-    waiting = [*model.parts]
-    while waiting:
-        folder = paths.adapter(waiting.pop())
+    names = [*model.parts]
+    for name in names:
+        folder = paths.adapter(name)
         if folder.exists() and "data" in (spec := read_manifest(folder).spec):
             if spec["data"] in params.imports or is_import(paths.cases(spec["data"])):
                 return True
-            waiting.append(spec["parent"])
+            if spec["parent"] not in names:  # an edited manifest may name a descendant
+                names.append(spec["parent"])
     return params.records_of(*model.parts) == "training"
 
 
