@@ -18,6 +18,7 @@ REFUSALS = {
     errno.EROFS: ("the disk can only be read", "mount it for writing"),
     errno.EIO: ("the disk fails to read or write", "restore what it lost"),
     errno.EACCES: ("access is denied", "get the right to it"),
+    errno.EPERM: ("only its owner may change what is", "use your own"),
 }
 """Errors of the operating system that only a person can mend: what happened, and what to do."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 import contest
+from clinrl.config.base import check_known
 from clinrl.config.files import read_files
 from clinrl.config.params import HubBase, Params, SftTrainer, load_params, parse
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer
@@ -109,6 +110,23 @@ def test_reward_is_the_tasks_own_object():
     reward = Params.model_validate(VALID).reward("v2")
     assert isinstance(reward, get_task("esi").Reward)
     assert reward.unreadable == -2.0
+
+
+def test_a_reward_may_hold_lists_of_numbers(monkeypatch):
+    rewards = get_task("esi").Reward
+    monkeypatch.setattr(
+        type(get_task("esi")), "Reward", type("R", (rewards,), {"__annotations__": {"costs": "tuple[float, ...]"}})
+    )
+    mapping = edited("profiles/grpo/reward/costs", [0.0, 1.0])
+    assert Params.model_validate(mapping).reward("v2").costs == (0.0, 1.0)
+    mapping["profiles"]["grpo"]["reward"]["costs"] = ["1"]
+    with pytest.raises(ParamsError, match="costs"):
+        Params.model_validate(mapping)
+
+
+def test_labels_that_are_digits_as_text_need_quotes():
+    with pytest.raises(ParamsError, match="cap: 0 is not a label; write it with quotes"):
+        check_known("cap", 0, ("0", "1"), "a label")
 
 
 def test_an_sft_version_has_no_reward():
@@ -544,6 +562,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (GRPO + "stream/repeat", {1: 0}, ("profiles.grpo.stream.repeat.1 is 0", "greater than or equal to 1")),
     (GRPO + "stream/repeat", {1: 1.5}, ("profiles.grpo.stream.repeat.1 is 1.5", "valid integer")),
     (GRPO + "stream/cap", {6: 0.5}, ("profiles.grpo.stream.cap: 6 is not ", "a label of esi")),
+    (GRPO + "stream/cap", {"2": 0.5}, ("profiles.grpo.stream.cap: '2' is not ", "write it without quotes")),
     (GRPO + "stream/cap", {1: 0.0}, ("profiles.grpo.stream.cap.1 is 0.0", "greater than 0")),
     (GRPO + "stream/cap", {1: 1.1}, ("profiles.grpo.stream.cap.1 is 1.1", "less than or equal to 1")),
     (GRPO + "stream/cap", dict.fromkeys(range(1, 6), 0.1), ("profiles.grpo.stream.cap", "sums to 0.5")),

@@ -38,7 +38,8 @@ from clinrl.tasks.base import (
     parts_of,
     task_names,
 )
-from clinrl.tasks.parts import Request, Safety, Share, Statistic
+from clinrl.tasks.parts import EXACT_SHARE, Request, Safety, Share, Statistic
+from clinrl.tasks.policies import write_answer
 from clinrl.types import Call, Case, Message, Pool, Score, Stop, Strict, Transcript, Unreadable, transcript_of
 from recipes import NAMED
 
@@ -314,7 +315,7 @@ def test_omitting_a_rule_changes_the_answer_where_it_is_said_to(name: str) -> No
     task = get_task(name)
     told = [(case, rule) for case in sample(name)[:25] for rule in task.omittable(case)]
     assert {rule for _, rule in told} <= set(task.checks.rules)
-    assert told
+    assert told or not task.checks.rules
     for case, rule in told:
         answer = task.parse(task.gold(case, thinking=False, omit=frozenset({rule})))
         assert all(given in task.labels for _, given in parts_of(task, task.label(case), answer).values())
@@ -706,7 +707,8 @@ def test_a_task_without_its_metrics_is_named(members):
     ("members", "says"),
     [
         ({"version": None}, "the task Odd needs version; see"),
-        ({"safety": Safety(metric="misssed")}, "`safety.metric` of the task Odd is none of `metrics`: 'misssed'"),
+        ({"safety": Safety(metric="misssed")}, "`safety.metric` of the task Odd is no share of `metrics`: 'misssed'"),
+        ({"safety": Safety(metric="kappa")}, "`safety.metric` of the task Odd is no share of `metrics`: 'kappa'"),
     ],
 )
 def test_a_task_with_a_member_missing_or_misnamed_is_named(members, says):
@@ -714,6 +716,34 @@ def test_a_task_with_a_member_missing_or_misnamed_is_named(members, says):
     given = {name: of for name, of in (whole | members).items() if name not in members or of is not None}
     with pytest.raises(TypeError, match=re.escape(says)):
         type("Odd", (Task,), given)
+
+
+def wordy(content: str, *, last: int = 5) -> Task:
+    """Triage without parts of its own: cases of levels up to `last`, asked in lines, with a reason in each answer."""
+    esi = get_task("esi")
+    cases = {label: next(case for case in sample("esi") if case.key.level == label) for label in range(1, last + 1)}
+    members: dict[str, Any] = {
+        "metrics": {"exact": EXACT_SHARE, "cost": Statistic(of=len, worse="higher")},
+        "cases": lambda self, n, seed, **_: iter(cases.values()),
+        "prompt": lambda self, facts: [Message(role="user", content=f"Note:\n{facts.narrative}")],
+        "gold": lambda self, case, **_: write_answer(content.format(case.facts.narrative, case.key.level)),
+    }
+    other = {name: staticmethod(getattr(esi, name)) for name in ("label", "parse", "score")}
+    plain = {name: getattr(esi, name) for name in ("name", "version", "Case", "Reward", "labels")}
+    return type("Wordy", (Task,), members | other | plain)()
+
+
+def test_the_defaults_of_a_task_hold_for_answers_with_reasons_and_requests_of_many_lines():
+    task, case = wordy("{0}\nANSWER: ESI {1}"), sample("esi")[0]
+    assert task.safety.metric == "exact"  # a statistic cannot be tested on the same cases
+    assert task.row(case)["text"] == f"Note: {case.facts.narrative}"
+    assert task.policies()["always_2"](case, Random(0)) == write_answer("ANSWER: ESI 2")
+    whole = wordy("ANSWER: ESI {1}\n{0}").policies()["always_2"](case, Random(0)).messages[0].content
+    assert whole.startswith("ANSWER: ESI 2\n")
+    with pytest.raises(
+        TypeError, match="none of the cases of esi that were looked at has the label 5; give it `policies`"
+    ):
+        wordy("{1}", last=4).policies()
 
 
 @pytest.mark.parametrize("number", [math.nan, -math.inf])

@@ -116,6 +116,7 @@ def test_missing_and_double_columns_are_named(tmp_path):
         table.require(("a", "c", "d"))
     with pytest.raises(DataError, match=r"two columns of the same name \(columns 1, 3\)"):
         open_table(write(tmp_path, b"Smith,b,SMITH\n"))
+    open_table(write(tmp_path, b"a,,b,,\n1,,2,,\n")).require(("a", "b"))  # columns of a spreadsheet without a name
 
 
 def test_what_is_not_there_or_not_whole_is_one_sentence(tmp_path):

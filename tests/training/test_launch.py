@@ -33,6 +33,7 @@ from clinrl.registry import pyfunc
 from clinrl.serving.backends import Local
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
+from clinrl.tasks.policies import write_answer
 from clinrl.training import callback, launch, reward_fn, trl, worker
 from clinrl.training.rows import read_rows
 from clinrl.training.world import ALONE, World
@@ -694,7 +695,7 @@ def test_a_row_of_several_epochs_is_one_object(project):
     assert all(row is again for row, again in zip(taught, taught[len(rows) :], strict=False))
 
 
-def test_labels_alone_are_taught_in_every_mode(project):
+def test_labels_alone_are_taught_in_every_mode(project, monkeypatch):
     profiles = json.loads(json.dumps(PROFILES), object_hook=dolls._integer_keys)
     profiles["imitate"]["labels_only"] = True
     params, task = dolls.params(profiles=profiles), get_task("esi")
@@ -716,6 +717,11 @@ def test_labels_alone_are_taught_in_every_mode(project):
     with dolls.in_process():
         launch.stage(params, "v1")
     assert "supervised fine-tuning on gold labels without reasons" in (paths.adapter("v1") / "README.md").read_text()
+
+    wordy = {f"always_{label}": lambda case, rng: write_answer("another case's reasons") for label in task.labels}
+    monkeypatch.setattr(type(task), "policies", lambda self: wordy)
+    with pytest.raises(DataError, match="esi has no answers without reasons for `labels_only`; give it `policies`"):
+        read_rows(project / launch.ROWS, spec, task)
 
 
 def test_a_broken_reward_raises(scorer):

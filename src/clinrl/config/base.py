@@ -39,6 +39,9 @@ T = TypeVar("T")
 def check_known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
     """Raise ParamsError for a value that is not allowed; the message names the nearest allowed one."""
     if value not in allowed:
+        if str(value) in map(str, allowed):
+            quotes = "without" if isinstance(value, str) else "with"
+            raise ParamsError(f"{at}: {format_value(value)} is not {noun}; write it {quotes} quotes")
         raise ParamsError(f"{at}: {format_value(value)} is not {noun}; {did_you_mean(value, allowed)}")
 
 

@@ -4,6 +4,7 @@ A `Params` object is always valid: `references` has checked what its blocks say 
 the value and the allowed values.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -210,7 +211,8 @@ class Params(Section):
         if isinstance(profile, SftProfile):
             raise ParamsError(f"versions.{version}.profile is {spec.profile!r}, an sft recipe: it has no reward")
         try:
-            return model.model_validate(profile.reward, strict=True)
+            # As JSON, since YAML has no tuples; dates are none of a reward's values.
+            return model.model_validate_json(json.dumps(profile.reward, default=str), strict=True)
         except ValidationError as error:
             raise ParamsError(sentence(error, model, f"profiles.{spec.profile}.reward")) from None
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import MANIFEST, identity, read_manifest, write_text
-from clinrl.config.files import FOLDER
+from clinrl.config.files import files_with
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
@@ -145,7 +145,7 @@ def _reports(params: Params, name: str) -> dict[str, str]:
 
 def _where(cited: Cited, source: Path, keys: Sequence[str]) -> Place:
     """The parameter file that has an entry of a section (params.yaml if none has it), and the keys of the entry."""
-    files = map(str, (source, *sorted((source.parent / FOLDER).glob("*.yaml"))))
+    files = map(str, files_with(source))
     return (next((file for file in files if cited.look(file, *keys[:2]) is not None), str(source)), *keys)
 
 

@@ -34,7 +34,7 @@ from clinrl.tasks.parts import (
     Share,
     Statistic,
 )
-from clinrl.tasks.policies import Policy, lazy_policies
+from clinrl.tasks.policies import Policy, bare_answers, lazy_policies
 from clinrl.types import Case as AnyCase
 from clinrl.types import Message, Pool, Score, Transcript, Unreadable
 
@@ -89,10 +89,11 @@ class Task(ABC):
         if missing := {"name", "version", "Case", "Reward", "labels"} - {*dir(cls)}:
             raise TypeError(f"the task {cls.__name__} needs {', '.join(sorted(missing))}; see docs/concepts.md")
         given, shares = cls.reporting, [name for name, of in cls.metrics.items() if isinstance(of, Share)]
-        worse = [name for name, of in cls.metrics.items() if of.worse == "higher"]
-        cls.safety = replace(cls.safety, metric=cls.safety.metric or next(iter(worse), next(iter(cls.metrics))))
-        if cls.safety.metric not in cls.metrics:
-            raise TypeError(f"`safety.metric` of the task {cls.__name__} is none of `metrics`: {cls.safety.metric!r}")
+        worse = [name for name in shares if cls.metrics[name].worse == "higher"]
+        cls.safety = replace(cls.safety, metric=cls.safety.metric or next(iter(worse), EXACT))
+        if cls.safety.metric not in shares:
+            named = f"`safety.metric` of the task {cls.__name__}"
+            raise TypeError(f"{named} is no share of `metrics`: {cls.safety.metric!r}")
         cls.reporting = replace(
             given,
             headline=given.headline or (*cls.metrics, *given.qualities, *FORM),
@@ -186,7 +187,8 @@ class Task(ABC):
     def row(self, case: Any) -> dict[str, Any]:
         """A flat row of a case for `checks.expectations`; by default id, group, label, text and the plain facts."""
         plain = {name: value for name, value in case.facts if isinstance(value, bool | int | float | str | None)}
-        text = "\n".join(message.content for message in self.prompt(case.facts) if message.role == "user")
+        text = " ".join(message.content for message in self.prompt(case.facts) if message.role == "user")
+        text = text.replace("\n", " ")  # a row's text is one line
         return plain | {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text}
 
     def recognise(self, path: Path) -> "Source":
@@ -196,16 +198,10 @@ class Task(ABC):
     def policies(self) -> Mapping[str, Policy]:
         """Lazy policies by name (constants, random, prior-matched, hedging, empty, truncated), and "mediocre".
 
-        The mediocre reader must earn more than each lazy policy. By default the text of an answer is the gold turn of
-        the first case with its label.
+        The mediocre reader must earn more than each lazy policy. By default the texts are those of `bare_answers`.
         """
-        written: dict[Any, str] = {}
-        for case in self.cases(1_000, 0, pool="base", mix=self.checks.mixes[0]):
-            if (label := self.label(case)) not in written:
-                written[label] = self.gold(case, thinking=False).messages[-1].content
-            if len(written) == len(self.labels):
-                break
-        return lazy_policies(self.labels, written.__getitem__, self.label)
+        cases = self.cases(1_000, 0, pool="base", mix=self.checks.mixes[0])
+        return lazy_policies(self.labels, bare_answers(self, cases).__getitem__, self.label)
 
 
 def content_id(name: str, facts: BaseModel, key: BaseModel) -> str:

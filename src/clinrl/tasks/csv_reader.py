@@ -79,7 +79,7 @@ def open_table(path: Path) -> Table:
     columns = ["_".join(cell.lower().split()) for cell in header]
     if mark and columns[:1] == ["ubject_id"]:
         columns[0] = "subject_id"
-    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
+    twice = sorted(name for name, count in Counter(columns).items() if name and count > 1)
     if twice:
         places = ", ".join(str(number) for number, column in enumerate(columns, 1) if column == twice[0])
         raise DataError(f"{path} has two columns of the same name (columns {places}); keep one")

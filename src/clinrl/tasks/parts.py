@@ -227,7 +227,7 @@ class Safety:
     """The errors that a release must limit, and the column of a served model's answer."""
 
     metric: str = ""
-    """The metric that every gate must limit; empty: the first whose higher values are worse, else the first."""
+    """The share that every gate must limit; empty: the first whose higher values are worse, else `exact`."""
     errors: str = ""
     """The plural noun for such errors; empty: the metric's name."""
     answer: str = "label"

@@ -1,11 +1,14 @@
 """Policies that answer without reading, and a mediocre reader: every reward must pay a real reader more."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clinrl.types import Message, Stop, Transcript
+
+if TYPE_CHECKING:
+    from clinrl.tasks.base import Task
 
 Policy = Callable[[Any, Random], Transcript]
 
@@ -19,6 +22,23 @@ NO_PRIORS: Mapping[str, Mapping[Any, float]] = MappingProxyType({})
 def write_answer(content: str, thinking: str | None = None, stop: Stop = "answered") -> Transcript:
     """A transcript of one turn."""
     return Transcript(messages=(Message(role="assistant", content=content, thinking=thinking),), stop=stop)
+
+
+def bare_answers(task: "Task", cases: Iterable[Any]) -> dict[Any, str]:
+    """By label, the last line of the gold turn of the first case with it, or the whole turn if that line alone is
+    another answer. Raises TypeError if none of the cases has some label."""
+    written: dict[Any, str] = {}
+    for case in cases:
+        if (label := task.label(case)) not in written:
+            turn = task.gold(case, thinking=False).messages[-1].content
+            line = turn.splitlines()[-1]
+            written[label] = line if task.parse(write_answer(line)) == label else turn
+        if len(written) == len(task.labels):
+            return written
+    missing = next(label for label in task.labels if label not in written)
+    raise TypeError(
+        f"none of the cases of {task.name} that were looked at has the label {missing!r}; give it `policies`"
+    )
 
 
 def lazy_policies(

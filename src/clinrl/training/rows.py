@@ -53,7 +53,9 @@ def read_rows(path: Path, spec: Mapping[str, Any], task: Task) -> list[Any]:
         """Cached, so that equal rows are one object, whose transcript is written and encoded once for all epochs."""
         gold = task.gold(cases[case], thinking=thinks[mode], omit=omit)
         if policies:
-            gold = policies[f"always_{task.parse(gold)}"](cases[case], Random(0))
+            whole, gold = gold, policies[f"always_{task.parse(gold)}"](cases[case], Random(0))
+            if gold.messages[-1].content not in whole.messages[-1].content:  # it may hold what another case says
+                raise DataError(f"{task.name} has no answers without reasons for `labels_only`; give it `policies`")
         return Taught(cases[case], mode, thinks[mode], transcript=gold)
 
     return [teach(line["case"], line["mode"], frozenset(line["omit"])) for line in lines]

@@ -74,8 +74,8 @@ def _within(column: str, of: str = "all") -> Expect:
 
 EXPECTED = (
     "it must be a folder with triage.csv, edstays.csv and patients.csv (MIMIC-IV-ED; each may be .csv.gz, in ed/ or "
-    "hosp/), or a CSV file with a column tiragecase (MIETIC's validation file) or with the columns instruction, input "
-    "and output (MIETIC.csv)"
+    "hosp/), or a CSV file (with commas, and its header as first line) with a column tiragecase (MIETIC's validation "
+    "file) or with the columns instruction, input and output (MIETIC.csv)"
 )
 
 

@@ -48,9 +48,10 @@ NEEDED: Final = (CONDITION, VARIANT, PROCEDURE, LABEL, REASONING)
 NAMES: Final = frozenset(name for names in (*NEEDED, CITATIONS) for name in names)
 
 EXPECTED: Final = (
-    "it must be a file of records as JSON (a list, or an object with one list), JSON Lines or CSV, each with condition "
-    "(or category), variant, procedure, appropriateness, reasoning_traces (or acr_traces) and perhaps citations; or a "
-    "folder with such a file for each use, named train, mine or exam"
+    "it must be a file of records as JSON (a list, or an object with one list), JSON Lines or CSV (with commas, and "
+    "its header as first line), each with condition (or category), variant, procedure, appropriateness, "
+    "reasoning_traces (or acr_traces) and perhaps citations; or a folder with such a file for each use, named train, "
+    "mine or exam"
 )
 
 SHARES: Final[Mapping[Pool, int]] = {"train": 65, "mine": 15, "exam": 20}
