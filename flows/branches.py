@@ -24,9 +24,14 @@ BUILT = "built"
 """The first part of the name of every branch that holds built stages."""
 
 
+def result(*names: str) -> str:
+    """The name of a branch with built stages of this project: one in a folder of the repository has others."""
+    return "/".join([BUILT, *Path(git("rev-parse", "--show-prefix")).parts, *names])
+
+
 def branch(commit: str, name: str) -> str:
     """The name of the branch with a worker's results for `name` at a commit."""
-    return f"{BUILT}/{commit[:12]}/{name}"
+    return result(commit[:12], name)
 
 
 def commit(message: str, only: Collection[str] = ()) -> None:

@@ -12,16 +12,17 @@ from uuid import UUID
 
 import httpx
 from prefect import State, flow, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_run_logger
-from prefect.states import Cancelled, Completed, Crashed, Pending
+from prefect.states import Completed
 
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
+from clinrl.provenance import lock
 from flows import branches, clone, lost_workers, pages, runs, steps
 from flows.reproduce import outputs
 
@@ -33,8 +34,6 @@ REST_S = 10.0
 """Seconds after the first lost worker of a version until it is given to another; twice as long after each further one,
 so that all tries outlast a server that is away for 20 minutes."""
 POLL_S = 5.0
-AT_ONCE = 100
-"""Runs asked for at once; Prefect's server answers for 200 at most."""
 WAITING_S = 600.0
 """Seconds between log lines about waiting versions that no worker takes."""
 
@@ -48,7 +47,7 @@ def build(what: str) -> State[None]:
     """
     _answered(runs.begin)
     _answered(lost_workers.watch)
-    to, failed, says = f"{branches.BUILT}/{what}", dict[str, str](), list[str]()
+    to, failed, says = branches.result(what), dict[str, str](), list[str]()
     head = clone.head()
     clone.share(load_params().scale)
     with clone.at(head, "build"):
@@ -97,6 +96,8 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
         if branches.tip(branch):
             branches.take_in(branch, stages, f"{name}, made by a worker")
         clone.pull(stages)
+        if absent := stages.keys() - lock.read():
+            raise Refused(f"its worker made no {min(absent)}; see its log")
         return branches.hand_over(to, name, force=f"--force-with-lease=refs/heads/{to}:{last}")
     except Refused as refused:
         sent, now = clone.git("rev-parse", "HEAD"), last
@@ -117,13 +118,13 @@ def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
     to another worker, which continues after the last stage that was handed over.
     """
     logger, since = get_run_logger(), time.monotonic()
-    found, tries, pending = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
+    found, tries, seen = dict[str, str | None](), dict.fromkeys(names, 1), dict[UUID, float]()
     lost = dict[UUID, float]()  # when each loss was first seen
     given = {name: _answered(partial(_give, name, commit, name != names[0])) for name in names}
     for next_one in names:
         while next_one in given:
             time.sleep(POLL_S)
-            states = _answered(partial(_states, given, pending))
+            states = _answered(partial(lost_workers.states, given, seen))
             if not all(state.is_scheduled() for state in states.values()):
                 since = time.monotonic()
             elif time.monotonic() - since > WAITING_S:
@@ -163,38 +164,18 @@ def _answered(ask: Callable[[], Any]) -> Any:
 def _give(name: str, commit: str, base_last: bool) -> UUID:
     """Ask the workers for a version, unless somebody has; `base_last`: as in `make`. Raises Refused if no server knows
     of any workers."""
-    tag, states = f"{name}@{commit}", ["SCHEDULED", "PENDING", "RUNNING"]
+    folder, states = clone.git("rev-parse", "--show-prefix"), ["SCHEDULED", "PENDING", "RUNNING"]
+    tag = f"{folder}{name}@{commit}"
     same = FlowRunFilter.model_validate({"tags": {"all_": [tag]}, "state": {"type": {"any_": states}}})
     try:
         with get_client(sync_client=True) as client:
             if begun := client.read_flow_runs(flow_run_filter=same, limit=1):
                 get_run_logger().info("%s was asked for before; waiting for that run", name)
                 return begun[0].id
-        asked = {"name": name, "commit": commit, **({"base_last": True} if base_last else {})}
-        run = run_deployment(WORKERS, parameters=asked, timeout=0, tags=[tag])
+        asked = {"name": name, "commit": commit, "folder": folder, "base_last": base_last}
+        run = run_deployment(WORKERS, parameters={key: of for key, of in asked.items() if of}, timeout=0, tags=[tag])
         return cast(FlowRun, run).id  # of another type for asynchronous callers
     except ObjectNotFound:
         raise Refused(
             f"Prefect has no {WORKERS}; `CLINRL_REPOSITORY=URL prefect --no-prompt deploy --name elsewhere` makes it"
         ) from None
-
-
-def _states(given: Mapping[str, UUID], pending: dict[UUID, float]) -> dict[str, State[None]]:
-    """The states of all runs. A run that the server does not know any more counts as Crashed.
-
-    So does a run that a worker accepted and does not start; it is cancelled too, so that it cannot begin later beside
-    another. `pending` holds the time, by this machine's clock, at which each state was first seen.
-    """
-    states, asked = dict[UUID, State[None]](), [*given.values()]
-    with get_client(sync_client=True) as client:
-        for first in range(0, len(asked), AT_ONCE):
-            some = FlowRunFilter(id=FlowRunFilterId(any_=asked[first : first + AT_ONCE]))
-            states |= {run.id: run.state or Pending() for run in client.read_flow_runs(flow_run_filter=some)}
-        for run, state in states.items():
-            first_seen = pending.setdefault(state.id, time.monotonic())
-            if is_late := state.is_pending() and time.monotonic() - first_seen > runs.PENDING_S:
-                client.set_flow_run_state(run, Cancelled(message=runs.NOT_STARTED), force=True)
-            if is_late or (state.is_cancelled() and state.message == runs.NOT_STARTED):  # by another that waits for it
-                states[run] = Crashed(message=runs.NOT_STARTED)
-    gone: State[None] = Crashed(message="The server does not know its run any more.")
-    return {name: states.get(run, gone) for name, run in given.items()}

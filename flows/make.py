@@ -1,6 +1,7 @@
 """The work of a worker: one version, built in a clone, and handed over as a branch and through the DVC remote."""
 
 from collections.abc import Collection
+from contextlib import chdir
 from pathlib import Path
 
 import httpx
@@ -11,33 +12,45 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed
 
 from clinrl.config.params import load_params
+from clinrl.errors import Refused
 from clinrl.pipeline.plan import dvc_states
 from flows import branches, clone, records, runs, steps
 from flows.reproduce import outputs
 
 
 @flow(flow_run_name="make-{name}")
-def make(name: str, commit: str, base_last: bool = False) -> State[None]:
+def make(name: str, commit: str, folder: str = "", base_last: bool = False) -> State[None]:
     """Build a version at a commit, from data and parents in the remote, and hand it over. Nothing is registered.
 
     Stages that it shares with versions that others have begun, such as the base's exam, are taken from their branches.
     Of versions that begin together, one evaluates the base first. With `base_last` this waits until the version is
     trained, and is taken from that one if it is made by then.
 
+    `folder`: of the project in the repository, if it is not the root.
+
     Each long stage is handed over when it is done, so that another worker can continue after it. If a server of
     Prefect, of git or of the remote is away, this counts as a lost worker: the version is tried again.
     """
     try:
         runs.begin()
-        checkout = Path.cwd()
-        with clone.at(commit, "worker"):
-            records.link(load_params(), checkout)
-            ran = _make(name, commit, base_last=base_last)
+        with chdir(_project(folder)):
+            checkout = Path.cwd()
+            with clone.at(commit, "worker"):
+                records.link(load_params(), checkout)
+                ran = _make(name, commit, base_last=base_last)
     except (httpx.TransportError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError, clone.Away) as error:
         if not isinstance(error, clone.Away) and not runs.is_away(error):
             raise
         return Crashed(message=f"a server is away: {error}")
     return Completed(message=f"{name} is made; {ran} stages ran")
+
+
+def _project(folder: str) -> Path:
+    """The project in a folder of this clone. Raises Refused if there is none."""
+    project = Path(folder).resolve()
+    if folder and not (project.is_relative_to(Path.cwd()) and (project / "params.yaml").is_file()):
+        raise Refused(f"{folder} is no project of the clone that this worker starts in; push it to the default branch")
+    return project
 
 
 def _make(name: str, commit: str, *, base_last: bool) -> int:
@@ -58,6 +71,8 @@ def _make(name: str, commit: str, *, base_last: bool) -> int:
             before = branches.hand_over(to, f"{name}: {address}", force=f"--force-with-lease=refs/heads/{to}:{before}")
 
     take_in([address for version in params.lineage(name) for address in stages[version]])
+    clone.git("push", "--quiet", "--dry-run", "--force", "origin", f"HEAD:refs/heads/{to}")
+    clone.push(stages[name])  # what this worker may not write is found before it trains for hours
     ran = list[str]()
     if base_last and dvc_states([base])[base] != "up to date":
         trained = own[: own.index(f"train@{name}") + 1]

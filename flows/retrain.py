@@ -62,7 +62,7 @@ def scheduled(task: str) -> State[None]:
     """
     runs.begin()
     clone.share(load_params().scale)
-    checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
+    checkout, to = Path.cwd(), branches.result(f"retrain-{task}")
 
     def left() -> None:
         clone.share_cache(checkout)

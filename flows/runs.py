@@ -41,8 +41,8 @@ OURS = "clinrl"
 KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
 """Seconds that a process may take from accepting a run to `begin`."""
-LEASE_S = 60.0
-"""Seconds after which the server frees a slot whose holder is silent: the least that Prefect allows."""
+LEASE_S = 600.0
+"""Seconds after which the server frees a slot whose holder is silent. `sweep` frees those of killed processes."""
 
 _PROCESS, _BEFORE, _LEASE = "process:", "lease:", "lease-{}:"  # by slot, of which a run may hold two; before: one
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]

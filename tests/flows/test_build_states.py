@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import httpx
@@ -24,12 +24,12 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
     from prefect import flow, get_client
     from prefect.states import Completed, Pending, Running
 
-    from flows import build, runs
+    from flows import lost_workers, runs
 
     @flow
     def version() -> None: ...
 
-    monkeypatch.setattr(build, "AT_ONCE", at_once)
+    monkeypatch.setattr(lost_workers, "AT_ONCE", at_once)
     asked: list[int] = []
     with get_client(sync_client=True) as client:
         read = type(client).read_flow_runs
@@ -45,7 +45,7 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
         }
         client.delete_flow_run(given["gone"])
         given["never"], pending = uuid4(), dict[UUID, float]()
-        found = {name: state.type.value for name, state in build._states(given, pending).items()}
+        found = {name: state.type.value for name, state in lost_workers.states(given, pending).items()}
         assert found == {
             "done": "COMPLETED",
             "works": "RUNNING",
@@ -55,9 +55,9 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
         }
         assert asked == ([2, 2, 1] if at_once == 2 else [5])
         monkeypatch.setattr(runs, "PENDING_S", -1.0)
-        assert build._states(given, pending)["waits"].is_crashed()
+        assert lost_workers.states(given, pending)["waits"].is_crashed()
         assert client.read_flow_run(given["waits"]).state.is_cancelled(), "or it would begin beside another"
-        assert build._states(given, {})["waits"].is_crashed(), "in another build that waits for it too"
+        assert lost_workers.states(given, {})["waits"].is_crashed(), "in another build that waits for it too"
 
 
 def test_versions_come_in_their_order_each_as_soon_as_those_before_it(
@@ -120,7 +120,9 @@ def given_until_built(
             return [*build.outcomes(["v1"], "a" * 40)]
 
         monkeypatch.setattr(build, "_give", give)
-        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=lambda: clock[0]))
+        clocks = SimpleNamespace(sleep=pause, monotonic=lambda: clock[0])
+        for module in (build, build.lost_workers):
+            monkeypatch.setattr(module, "time", clocks)
         assert outcomes() == [("v1", reason)]
     return given
 
@@ -177,7 +179,7 @@ def test_a_server_that_cannot_answer_is_asked_again_and_one_that_refuses_is_not(
         return {"v1": Completed()}
 
     monkeypatch.setattr(build, "_give", lambda *_: uuid4())
-    monkeypatch.setattr(build, "_states", states)
+    monkeypatch.setattr(build.lost_workers, "states", states)
     monkeypatch.setattr(build, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(build, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     with nullcontext() if code == 500 else pytest.raises(PrefectHTTPStatusError):
@@ -239,7 +241,61 @@ def test_the_automation_for_lost_workers_takes_the_place_of_an_older_one(prefect
         assert kept[0] == kept[1]
 
 
-def test_a_version_that_another_build_has_asked_for_is_not_asked_for_again(prefect: None) -> None:
+def test_the_server_is_asked_now_and_then_to_expect_a_heartbeat_of_what_runs(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has forgotten to where it was away as a worker died. Runs of somebody's own flow `make` are left alone."""
+    from flows.make import make
+    from prefect import get_client
+    from prefect.server.events.schemas.automations import EventTrigger
+    from prefect.server.events.schemas.events import ReceivedEvent, Resource
+    from prefect.states import Pending, Running
+
+    from flows import lost_workers, runs
+
+    sent, clock = list[tuple[Any, ...]](), [0.0]
+    monkeypatch.setattr(
+        lost_workers, "emit_event", lambda event, resource, related: sent.append((event, resource, related))
+    )
+    monkeypatch.setattr(lost_workers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with get_client(sync_client=True) as client:
+        given = {
+            name: client.create_flow_run(
+                make, parameters={"name": name, "commit": ""}, tags=[runs.OURS], state=state
+            ).id
+            for name, state in (("v1", Running()), ("v2", Pending()))
+        }
+        seen = dict[UUID, float]()
+        for clock[0] in (0.0, 300.0, 700.0, 1300.0):
+            lost_workers.states({"v1": given["v1"]}, seen)
+        assert [resource["prefect.resource.id"] for _, resource, _ in sent] == [f"prefect.flow-run.{given['v1']}"]
+        lost_workers.watch()
+        (automation,) = client.read_automations_by_name(lost_workers.NAME)
+    trigger = EventTrigger.model_validate_json(automation.trigger.model_dump_json())
+    event, resource, related = sent[0]
+
+    def covers(about: list[dict[str, str]]) -> bool:
+        return trigger.covers_resources(
+            Resource.model_validate(resource),
+            ReceivedEvent.model_validate(
+                {
+                    "event": event,
+                    "resource": resource,
+                    "related": about,
+                    "occurred": "2026-01-01T00:00:00Z",
+                    "id": str(uuid4()),
+                }
+            ).related,
+        )
+
+    assert event in trigger.after & trigger.expect
+    assert covers(related)
+    assert not covers(related[:1]), "a flow of somebody else's"
+
+
+def test_a_version_that_another_build_has_asked_for_is_not_asked_for_again(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from flows.make import make
     from prefect import flow, get_client
     from prefect.states import Cancelled, Running
@@ -256,9 +312,13 @@ def test_a_version_that_another_build_has_asked_for_is_not_asked_for_again(prefe
         assert asked("v1", "a" * 40) == waits
         client.set_flow_run_state(waits, Running(), force=True)
         assert asked("v1", "a" * 40) == waits
-        others = asked("v2", "a" * 40), asked("v1", "b" * 40)
+        with monkeypatch.context() as patch:
+            patch.setattr(build.clone, "git", lambda *_: "full/")
+            folder = asked("v1", "a" * 40)
+        assert client.read_flow_run(folder).parameters == {"name": "v1", "commit": "a" * 40, "folder": "full/"}
+        others = folder, asked("v2", "a" * 40), asked("v1", "b" * 40)
         client.set_flow_run_state(waits, Cancelled(), force=True)
-        assert len({waits, *others, asked("v1", "a" * 40)}) == 4
+        assert len({waits, *others, asked("v1", "a" * 40)}) == 5
         for run in client.read_flow_runs():
             if run.deployment_id:
                 client.delete_flow_run(run.id)

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -272,6 +272,9 @@ def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
     monkeypatch.setattr(make.branches, "tip", lambda _: "")
     monkeypatch.setattr(make.branches, "go_on_with", lambda *_: done.append("what others made") or [])
     monkeypatch.setattr(make.clone, "pull", lambda _: None)
+    git("init", "-q")
+    monkeypatch.setattr(make.clone, "push", lambda _: done.append("the right to write"))
+    monkeypatch.setattr(make.clone, "git", lambda *words: done.append(words[2]))
 
     def bring(addresses: list[str], _: object) -> list[str]:
         done.extend(addresses)
@@ -282,7 +285,20 @@ def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
     own = done[-ran:]
     assert own.index("validate@x1") < own.index("baseline@esi") < own.index("train@v1") < own.index("evaluate@v1")
     before = [address for address in own[: own.index("train@v1") + 1] if address != "baseline@esi"]
-    assert done[:-ran] == ["what others made", *([] if is_there else [*before, "what others made"])]
+    begun = ["what others made", "--dry-run", "the right to write"]
+    assert done[:-ran] == [*begun, *([] if is_there else [*before, "what others made"])]
+
+
+def test_a_project_in_a_folder_has_branches_of_its_own_and_workers_find_it(checkout: Path) -> None:
+    assert (branches.result("esi"), branches.branch("a" * 40, "v1")) == ("built/esi", f"built/{'a' * 12}/v1")
+    write_text(Path("full/params.yaml"), "")
+    assert make._project("full/") == checkout / "full"
+    assert make._project("") == checkout
+    for folder in ("other", "..", str(checkout.parent)):
+        with pytest.raises(Refused, match="is no project of the clone that this worker starts in"):
+            make._project(folder)
+    with chdir("full"):
+        assert (branches.result("esi"), branches.branch("a" * 40, "")) == ("built/full/esi", f"built/full/{'a' * 12}/")
 
 
 def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +348,8 @@ def test_a_version_whose_files_lead_elsewhere_is_not_gathered(checkout: Path, tm
     to = made(commit, "v1", lambda: trained("v1", "../../../evil"))
     stages = {"train@v1": may_write("v1")["train@v1"]}
     with clone.at(commit, "build"):
+        with pytest.raises(Refused, match=r"its worker made no train@v2; see its log"):
+            build.gather("v2", {"train@v2": may_write("v2")["train@v2"]}, "built/none", "built/all", "")
         with pytest.raises(Refused, match="a digest that DVC was to follow leads out of its cache"):
             build.gather("v1", stages, to, "built/all", "")
         assert git("rev-parse", "HEAD") == commit
