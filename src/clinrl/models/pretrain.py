@@ -216,23 +216,16 @@ def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: P
     import torch
     from torch.nn.functional import cross_entropy
     from torch.nn.utils.rnn import pad_sequence
-    from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WeightedTrainer(Trainer):  # type: ignore[misc]  # transformers has no types
-        """Texts in the given order; tokens of the prompt count less than tokens of the answer."""
+        """Tokens of the prompt count less than tokens of the answer."""
 
-        def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler:
-            return SequentialSampler(rows)
-
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
             weights = inputs["weights"][:, 1:]
             logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, :-1]
             losses = cross_entropy(logits.transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none")
-            loss = (losses * weights).sum() / weights.sum()
-            return (loss, None) if return_outputs else loss
+            return (losses * weights).sum() / weights.sum()
 
     class Sealed(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -251,6 +244,7 @@ def _train(model: Any, spec: Embedded, rows: list[Example], pad: int, scratch: P
         output_dir=str(scratch),
         max_steps=spec.steps,
         per_device_train_batch_size=spec.batch,
+        train_sampling_strategy="sequential",
         learning_rate=spec.lr,
         lr_scheduler_type="cosine",
         warmup_steps=min(100, spec.steps // 10),
