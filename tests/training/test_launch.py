@@ -424,7 +424,7 @@ def test_a_parent_of_another_base_is_refused(project):
     manifest = paths.adapter("esi-base") / "manifest.json"
     content = json.loads(manifest.read_text())
     write_json(manifest, content | {"inputs": {"base": "0" * 64}})
-    with pytest.raises(ArtefactError, match="was trained on another base"):
+    with pytest.raises(ArtefactError, match="was made from another base"):
         launch.stage(PARAMS, "v1")
 
 

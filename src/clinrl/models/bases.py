@@ -74,7 +74,7 @@ def of_version(task: Task, folder: Path) -> Manifest:
 def made_of(task: Task, folder: Path) -> dict[str, str]:
     """Check that `folder` was made from the task's base, both unaltered; return their digests. Raises ArtefactError."""
     base, made = verified(paths.base(task.name)), of_version(task, folder)
-    if made.inputs["base"] != identity(base):
+    if made.inputs.get("base") != identity(base):
         raise ArtefactError(
             f"{folder} was made from another base than {paths.base(task.name)} now holds; "
             f"restore both with `dvc checkout` or rebuild it"

@@ -19,11 +19,9 @@ from clinrl.artifacts import (
     digest,
     exclusive,
     identity,
-    read_manifest,
     remove_published,
     seal,
     staged,
-    verified,
     write_json,
     write_text,
 )
@@ -194,13 +192,7 @@ def _parent(params: Params, version: str) -> str:
     if not folder.is_dir():
         how = f"clinrl base {block.task}" if block.parent == f"{block.task}-base" else f"dvc repro train@{block.parent}"
         raise ArtefactError(f"{version} starts from {block.parent}, but {folder} does not exist; run `{how}` first")
-    manifest = verified(folder)
-    base = identity(read_manifest(paths.base(block.task)))
-    if manifest.inputs.get("base") != base:
-        raise ArtefactError(
-            f"{folder} was trained on another base than {paths.base(block.task)} now is; rebuild {block.parent}"
-        )
-    return identity(manifest)
+    return bases.made_of(get_task(block.task), folder)["adapter"]
 
 
 def _status(folder: Path) -> dict[str, Any]:
