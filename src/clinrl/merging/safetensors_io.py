@@ -321,6 +321,5 @@ def _write(target: int, data: memoryview, offset: int) -> None:
 
 def _release(target: int, first: int, last: int) -> None:
     """Have the kernel write a range of a file to the disk soon, and drop those of its cached pages that are written."""
-    if hasattr(os, "posix_fadvise"):
-        first = max(0, first)
-        os.posix_fadvise(target, first, last - first, os.POSIX_FADV_DONTNEED)
+    first = max(0, first)
+    os.posix_fadvise(target, first, last - first, os.POSIX_FADV_DONTNEED)

@@ -158,7 +158,7 @@ def _compute_with(threads: int) -> None:
 
 
 def processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def record() -> dict[str, Any]:
