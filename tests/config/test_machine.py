@@ -64,22 +64,21 @@ def test_what_it_may_not_hold_is_said_in_a_sentence(tmp_path: Path, text: str, s
 
 
 @pytest.mark.parametrize(
-    ("most", "changes", "scale", "rows"),
+    ("most", "changes", "rows"),
     [
-        (None, {}, "full", 8),
-        (3, {}, "full", 2),
-        (16, {}, "full", 16),
-        (100, {}, "full", 64),
-        (3, {}, "embedded", 8),
-        (3, {"loss_type": "bnpo"}, "full", 8),
-        (1, {"micro_batch": None}, "full", 1),
-        (None, {"micro_batch": None}, "full", None),
+        (None, {}, 8),
+        (3, {}, 2),
+        (16, {}, 16),
+        (100, {}, 64),
+        (3, {"loss_type": "bnpo"}, 8),
+        (1, {"micro_batch": None}, 1),
+        (None, {"micro_batch": None}, None),
     ],
 )
 def test_rows_at_once_divide_the_step_and_do_not_exceed_what_is_set(
-    most: int | None, changes: dict[str, Any], scale: Any, rows: int | None
+    most: int | None, changes: dict[str, Any], rows: int | None
 ) -> None:
-    assert Machine(micro_batch=most).rows_at_once(STEP | changes, 64, scale) == rows
+    assert Machine(micro_batch=most).rows_at_once(STEP | changes, 64) == rows
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost:8000/", "http://[::1]:1", "https://host"])
@@ -103,7 +102,7 @@ def test_a_server_is_here_or_behind_https(tmp_path: Path, url: str) -> None:
     ],
 )
 def test_processes_share_the_rows_of_a_step(machine: dict[str, Any], changes: dict[str, Any], rows: int | None) -> None:
-    assert Machine(**machine).rows_at_once(STEP | changes, 64, "full") == rows
+    assert Machine(**machine).rows_at_once(STEP | changes, 64) == rows
     assert Machine(**machine).processes * (rows or 1) <= 64
 
 
@@ -118,7 +117,7 @@ def test_a_step_that_they_cannot_share_is_refused(
     machine: dict[str, Any], changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ParamsError, match=sentence):
-        Machine(**machine).rows_at_once(STEP | changes, 64, "full")
+        Machine(**machine).rows_at_once(STEP | changes, 64)
 
 
 def test_the_examples_of_the_documentation_are_accepted(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
-from clinrl.config.base import Count, Scale, Section, refusal, sentence
+from clinrl.config.base import Count, Section, refusal, sentence
 from clinrl.errors import ParamsError
 
 FILE = "machine.yaml"
@@ -74,14 +74,12 @@ class Machine(Section):
             raise refusal(f"is {self.gpu}, but {self.processes} processes take a GPU each; leave out gpu", "gpu")
         return self
 
-    def rows_at_once(self, trainer: dict[str, Any], sequences: int, scale: Scale) -> int | None:
+    def rows_at_once(self, trainer: dict[str, Any], sequences: int) -> int | None:
         """The rows that a process computes at once in a training step of `sequences` rows; None: all of its share.
 
         Raises ParamsError if the processes cannot share the step evenly.
         """
         own: int | None = trainer["micro_batch"]
-        if scale == "embedded":
-            return own
         share, rest = divmod(sequences, self.processes)
         if rest:
             raise ParamsError(

@@ -133,14 +133,14 @@ def needs(params: Params, name: str, machine: Machine, there: FreeMemory) -> lis
     """The needs at each place of a version, or of `<task>-base`, which is only loaded and examined."""
     about, is_full = {"task": params.model(name).task.name, "scale": params.scale, "name": name}, params.scale == "full"
     is_gpu = is_full and there.gpu is not None
+    machine = machine if is_full else Machine()  # its settings apply at the full scale alone
     try:
         load = workload(params, name, machine, is_gpu=is_gpu)
     except Refused as refused:
         return [Need(**about, place="loading", gpu=None, host=None, fits=False, short=str(refused))]
-    bound, is_served = machine.exam_tokens if is_full else None, is_full and machine.sampler == "vllm"
     found, free = [], there.gpu.free if there.gpu else 0
-    for place, size in _places(load, bound, checkpointed=is_full, is_served=is_served):
-        processes = machine.processes if is_full and place != "exam" else 1  # each has a GPU, and all share the host
+    for place, size in _places(load, machine, checkpointed=is_full):
+        processes = machine.processes if place != "exam" else 1  # each has a GPU, and all share the host
         gpu, host = (size + CUDA, CUDA_LIBRARIES * processes) if is_gpu else (0, (size + LIBRARIES) * processes)
         lacks = [
             f"{wanted / GIB:,.1f} GiB of {what}, {(wanted - has) / GIB:,.1f} more than is free"
@@ -222,7 +222,6 @@ def workload(params: Params, name: str, machine: Machine, *, is_gpu: bool) -> Wo
     is_built = params.scale == "embedded" and (folder / "tokenizer.json").exists()
     prompt, gold = _lengths(task, folder if is_built else None)
     longest = prompt + max(params.budget(mode, task.name) for mode in params.modes)
-    tokens = machine.exam_tokens if params.scale == "full" else None
     return Workload(
         policy=policy,
         judges=judges,
@@ -230,7 +229,7 @@ def workload(params: Params, name: str, machine: Machine, *, is_gpu: bool) -> Wo
         prompt=prompt,
         gold=gold,
         longest=longest,
-        examined=_rows(MAX_TOKENS // longest, longest, tokens),
+        examined=_rows(MAX_TOKENS // longest, longest, machine.exam_tokens),
         training=_training(params, version.profile, task, machine, policy, prompt, gold) if version else None,
     )
 
@@ -243,11 +242,10 @@ def _training(
     sequences, is_built = sequences_of(fields), params.scale == "embedded"
     written = int(fields.get("max_completion", gold))
     written = min(written, round(LONGER * gold)) if is_built else written
-    world = machine.processes if params.scale == "full" else 1
+    world, tokens = machine.processes, machine.exam_tokens
     share = sequences // world
-    micro = machine.rows_at_once(fields, sequences, params.scale) or share
+    micro = machine.rows_at_once(fields, sequences) or share
     shares = is_built and isinstance(profile, GrpoProfile) and trainer.loss_path == SHARED
-    tokens = machine.exam_tokens if params.scale == "full" else None
     is_grpo = isinstance(profile, GrpoProfile)
     keeps = _keeps(task, trainer)
     together = share if is_grpo else MAX_TOKENS // (prompt + written)
@@ -271,11 +269,8 @@ def _training(
     )
 
 
-def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served: bool) -> Iterator[tuple[str, int]]:
-    """Yield each place with its bytes, without the libraries.
-
-    `bound`: the machine's exam_tokens; `is_served`: whether a server writes the completions of a training.
-    """
+def _places(load: Workload, machine: Machine, *, checkpointed: bool) -> Iterator[tuple[str, int]]:
+    """Yield each place with its bytes, without the libraries."""
     policy, prompt, judges, training = load.policy, load.prompt, load.judges, load.training
     yield "loading", policy.weights + policy.unpacked
     if training:
@@ -284,14 +279,14 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served:
         scored = training.micro * training.written if training.method == "grpo" else SCORED
         step = policy.training(tokens, 1, scored, checkpointed=checkpointed, moments=training.moments)
         yield "training", beside + step
-        if training.sampled and not is_served:
+        if training.sampled and machine.sampler != "vllm":  # a server has its own memory
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
         if training.held_out:
             check = max(policy.looking(training.held_out), policy.writing(prompt, length, training.answered))
             yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + check
     if judges:
         asked = prompt + load.gold
-        at_once = max(1, min(bound or TOGETHER, TOGETHER) // asked)
+        at_once = max(1, min(machine.exam_tokens or TOGETHER, TOGETHER) // asked)
         most = max(size.writing(asked, asked, at_once) for size in judges.values())
         yield "judges", policy.weights + sum(size.weights for size in judges.values()) + most
     yield "exam", policy.weights + policy.adapter * 4 + policy.writing(prompt, load.longest, load.examined)

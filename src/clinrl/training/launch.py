@@ -25,7 +25,7 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
-from clinrl.config.machine import read_machine, sequences_of
+from clinrl.config.machine import Machine, read_machine, sequences_of
 from clinrl.config.params import Params
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
@@ -109,9 +109,9 @@ def stage(params: Params, version: str) -> None:
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
     """The spec for the worker, with the settings of machine.yaml, which its digest does not cover."""
     machine, trainer = read_machine(), spec["trainer"]
-    if spec["scale"] == "embedded":  # several processes would give other bytes
-        machine = machine.model_copy(update={"processes": 1})
-    rows = machine.rows_at_once(trainer, sequences_of(trainer), spec["scale"])
+    if spec["scale"] == "embedded":  # its settings would give other bytes
+        machine = Machine()
+    rows = machine.rows_at_once(trainer, sequences_of(trainer))
     return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
 
 

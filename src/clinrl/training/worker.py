@@ -116,7 +116,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     world: World = watch.world
     verdicts = folder / (VERDICTS if world.is_main else f"verdicts-{world.rank}.jsonl")
     judges = Judges(paths.base(spec["task"]), verdicts, sorted(folder.glob("verdicts*.jsonl")))
-    bound = spec["machine"]["exam_tokens"] if spec["scale"] == "full" else None
+    bound = spec["machine"]["exam_tokens"]
     tokens = bound or MAX_TOKENS
     sampled: dict[str, float] = {}
     engine = served.begin(folder, spec, model, parent, checkpoint, world)
