@@ -93,7 +93,7 @@ class Local:
         """
         if served.form == "merged":
             sampler = Sampler(*bases.open_base(folder / MERGED, for_training=False), scale=self._scale)
-            return self._between(lambda: self._keep(served.digest, sampler))
+            return self._between(lambda: self._samplers.setdefault(served.digest, sampler))
         spec = verified(folder / ADAPTER).spec
         qlora = bool(spec.get("qlora", False))  # as in its exam
         base = served.base_digest, qlora
@@ -104,7 +104,7 @@ class Local:
                 adapted = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
             self._bases[base] = adapted, tokenizer  # kept only once the adapter is on it
             sampler = Sampler(adapted, tokenizer, shared=shares(spec), scale=self._scale, place="an answer")
-            return self._keep(served.digest, sampler)
+            return self._samplers.setdefault(served.digest, sampler)
 
         return self._between(adapt)
 
@@ -133,10 +133,6 @@ class Local:
 
         self.submit(run)
         return done.result()
-
-    def _keep(self, digest: str, sampler: Sampler) -> Sampler:
-        self._samplers[digest] = sampler
-        return sampler
 
     def _close(self, digest: str) -> None:
         model = self._samplers.pop(digest).model
