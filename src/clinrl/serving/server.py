@@ -137,8 +137,7 @@ class Service:
         self._backend.submit(job)
         answer = Answer(version.served.name, version.served.digest, len(job.ids))
         if ask.stream:
-            usage = ask.stream_options is not None and ask.stream_options.include_usage
-            events = self._events(request, ask, job, version, answer, is_opened, usage)
+            events = self._events(request, ask, job, version, answer, is_opened)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         piece = asyncio.ensure_future(job.pieces.get())
         gone = asyncio.ensure_future(_disconnected(request))
@@ -203,9 +202,9 @@ class Service:
         return job, sampler.opens(decoding.thinking)
 
     async def _events(
-        self, request: Request, ask: ChatRequest, job: Job, version: Version, answer: Answer, is_opened: bool,
-        usage: bool,
-    ) -> AsyncIterator[bytes]:  # fmt: skip
+        self, request: Request, ask: ChatRequest, job: Job, version: Version, answer: Answer, is_opened: bool
+    ) -> AsyncIterator[bytes]:
+        usage = ask.stream_options is not None and ask.stream_options.include_usage
         try:
             yield answer.begin()
             while isinstance(piece := await job.pieces.get(), tuple):
