@@ -355,10 +355,9 @@ def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]
 
 
 def is_copy(params: Params, task: str) -> bool:
-    """Whether a task's hub base is measured by the copy in `shapes`, because its own config is not cached."""
-    repo = params.bases[task].full.repo
+    """Whether a task, at scale full, is measured by the copy in `shapes`, because its base's config is not cached."""
     try:
-        return config_of(params.model_copy(update={"scale": "full"}), task) == SHAPES.get(repo)
+        return config_of(params, task) == SHAPES.get(params.bases[task].full.repo)
     except Refused:
         return False
 
