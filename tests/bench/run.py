@@ -46,7 +46,9 @@ SCRIPTS = (
 )
 
 
-PARTS = ("repro.py audit *@audit-v[123]*", "repro.py audit *@audit-v[456]*", "repro.py audit ba*")
+PARTS = tuple(
+    f"repro.py audit {part}" for part in ("ba*", "*@audit-v[123]*", "*@audit-v4*", "*@audit-v5*", "*@audit-v6*")
+)
 BY_NAME = ("arms.py", "repro.py audit", *PARTS, "repro.py esi", "repro.py imaging")
 """Those that are run by their names alone: they need servers that are no libraries, or hours."""
 
