@@ -267,7 +267,7 @@ def test_the_page_says_what_the_test_says_and_no_more(reports):
 def test_compare_refuses_answers_to_different_questions(change, sentence):
     mine, other = answered(MINE), replace(answered(THEIRS, "v1"), **change)
     with pytest.raises(ArtefactError, match=f"v2 and v1 cannot be compared.*{sentence}"):
-        compare(mine, other, ESI.compared)
+        compare(mine, other)
 
 
 def test_two_reports_are_comparable_or_refused_like_two_sets_of_answers(reports):
@@ -278,9 +278,9 @@ def test_two_reports_are_comparable_or_refused_like_two_sets_of_answers(reports)
 
 
 def test_two_silences_do_not_agree():
-    found = between_modes([1, 2, 3, 4], {"a": [1, NOTHING, 3, 4], "b": [1, NOTHING, 2, NOTHING]}, ESI.compared)
+    found = between_modes(ESI, [1, 2, 3, 4], {"a": [1, NOTHING, 3, 4], "b": [1, NOTHING, 2, NOTHING]})
     assert found["mode_agreement"].value == 0.25
-    assert between_modes([1], {"a": [1]}, ESI.compared) == {}
+    assert between_modes(ESI, [1], {"a": [1]}) == {}
 
 
 def test_tests_count_the_visits_of_an_imported_patient_together():
@@ -288,11 +288,11 @@ def test_tests_count_the_visits_of_an_imported_patient_together():
     mine, other = (
         replace(answered(of, name), clusters=[*map(str, visits)]) for of, name in ((MINE, "v2"), (THEIRS, "v1"))
     )
-    found = {test.metric: test for test in compare(mine, other, ESI.compared)}
-    alone = {test.metric: test for test in compare(answered(MINE), answered(THEIRS, "v1"), ESI.compared)}
+    found = {test.metric: test for test in compare(mine, other)}
+    alone = {test.metric: test for test in compare(answered(MINE), answered(THEIRS, "v1"))}
     assert (found["exact"].b, found["exact"].c) == (alone["exact"].b, alone["exact"].c)
     assert found["exact"].difference != alone["exact"].difference
-    modes = between_modes(GOLDS, {"a": MINE, "b": THEIRS}, ESI.compared, mine.clusters)
+    modes = between_modes(ESI, GOLDS, {"a": MINE, "b": THEIRS}, mine.clusters)
     assert modes["between_modes"]["a_b"]["exact"] == found["exact"].model_copy(update={"other": "b"})
 
 

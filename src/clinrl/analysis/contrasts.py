@@ -30,7 +30,7 @@ from clinrl.intervals import (
     runs_of_means,
 )
 from clinrl.tasks.base import Task, parts_of
-from clinrl.tasks.parts import Share, Statistic
+from clinrl.tasks.parts import Statistic
 from clinrl.types import Case, Estimate
 
 
@@ -288,15 +288,12 @@ def _mcnemar(
     fewer, more = sorted((len(mine.answers), len(theirs.answers)))
     found = []
     # A part may have no case in a share's denominator, which depends on the gold label alone.
-    counted = [
-        metric
-        for metric, kind in task.compared.items()
-        if not isinstance(kind, Share) or any(kind.of(gold, gold) is not None for gold in golds)
-    ]
+    shares = task.compared.items()
+    counted = [metric for metric, share in shares if any(share.of(gold, gold) is not None for gold in golds)]
     for k in range(more if fewer == 1 else fewer):
         first, second = (_of(entry.versions or (entry.name,), k) for entry in (mine, theirs))
         one, other = (_of(entry.answers, k) for entry in (mine, theirs))
-        tests = [paired_on(metric, second, golds, one, other, task.compared, alike) for metric in counted]
+        tests = [paired_on(task, metric, second, golds, one, other, alike) for metric in counted]
         found += [((first, second), test) for test in tests]
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl.errors import ArtefactError
 from clinrl.intervals import Paired, paired, rate
 from clinrl.tasks.base import Task, get_task
-from clinrl.tasks.parts import Share, Statistic
+from clinrl.tasks.parts import Share
 from clinrl.types import Unreadable
 
 if TYPE_CHECKING:
@@ -39,11 +39,12 @@ ByMode = Mapping[str, Answers]
 """The answers of one model to one exam, by mode."""
 
 
-def compare(a: Answers, b: Answers, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
-    """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two took different exams."""
+def compare(a: Answers, b: Answers) -> tuple[Paired, ...]:
+    """Paired tests of `a` against `b` on the compared shares. Raises ArtefactError if the two took different exams."""
     comparable(a, b)
-    alike = patients(get_task(a.task), a.clusters)
-    return tuple(paired_on(metric, b.name, a.golds, a.answers, b.answers, metrics, alike) for metric in metrics)
+    task = get_task(a.task)
+    alike = patients(task, a.clusters)
+    return tuple(paired_on(task, metric, b.name, a.golds, a.answers, b.answers, alike) for metric in task.compared)
 
 
 def patients(task: Task, clusters: Sequence[str] | None) -> Sequence[str] | None:
@@ -83,41 +84,36 @@ def same_sampler(first: str, of_first: Mapping[str, str], second: str, of_second
 
 
 def between_modes(
-    golds: Sequence[Any],
-    answers: Mapping[str, Sequence[Any]],
-    metrics: Mapping[str, Share | Statistic],
-    alike: Sequence[str] | None = None,
+    task: Task, golds: Sequence[Any], answers: Mapping[str, Sequence[Any]], clusters: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Agreement of the modes of one version, and paired tests for each pair of modes. Empty for a single mode.
 
     `mode_agreement` is the share of all cases with the same readable answer in every mode: two unreadable answers do
-    not agree. `alike` are the `patients` of the cases.
+    not agree.
     """
     if len(answers) < 2:
         return {}
+    alike = patients(task, clusters)
     rows = zip(*answers.values(), strict=True)
     same = [not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in rows]
     tests = {
-        f"{a}_{b}": {metric: paired_on(metric, b, golds, answers[a], answers[b], metrics, alike) for metric in metrics}
+        f"{a}_{b}": {one: paired_on(task, one, b, golds, answers[a], answers[b], alike) for one in task.compared}
         for a, b in combinations(answers, 2)
     }
     return {"mode_agreement": rate(same, alike), "between_modes": tests}
 
 
 def paired_on(
+    task: Task,
     metric: str,
     other: str,
     golds: Sequence[Any],
     mine: Sequence[Any],
     theirs: Sequence[Any],
-    metrics: Mapping[str, Share | Statistic],
-    alike: Sequence[str] | None = None,
+    alike: Sequence[str] | None,
 ) -> Paired:
-    """The paired test of one share on equal cases, `alike` as in `between_modes`. Raises TypeError for a statistic."""
-    kind = metrics[metric]
-    if not isinstance(kind, Share):
-        raise TypeError(f"{metric} is a statistic; paired tests are of shares")
-    pairs = verdicts(kind, golds, mine, theirs)
+    """The paired test of one compared share on equal cases; `alike` are their `patients`."""
+    pairs = verdicts(task.compared[metric], golds, mine, theirs)
     first, second = ([pair[side] for pair in pairs.values()] for side in (0, 1))
     return paired(metric, other, first, second, clusters=alike and [alike[i] for i in pairs])
 

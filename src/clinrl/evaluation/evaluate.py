@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from clinrl import paths
 from clinrl.analysis import alerts, baselines
 from clinrl.analysis.exam import Agreement, Estimates, EvalReport, build, column, row_metrics, seen_clauses, summary
-from clinrl.analysis.paired import Answers, between_modes, comparable, compare, patients
+from clinrl.analysis.paired import Answers, between_modes, comparable, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import canonical_json, exclusive, remove_published, seal, staged, write_json, write_text
 from clinrl.config.bases import EmbeddedBase
@@ -256,7 +256,7 @@ def reports_of(
         others = (rows_of(run, parent[mode]) if mode in parent else {}) | lazy
         if baselines.BAG_OF_WORDS in rows:
             rivals.append(replace(own, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
-        tests = [test for rival in rivals for test in compare(own, rival, run.task.compared)]
+        tests = [test for rival in rivals for test in compare(own, rival)]
         reports[mode] = build(run, mode, others=others, tests=tests, responses=responses, seen=seen)
     return reports
 
@@ -271,7 +271,7 @@ def write_reports(out: Path, run: Run, reports: Mapping[str, EvalReport]) -> Non
         if any(map(importing.is_imported, run.cases)):  # by case, this would go to MLflow; sorted, it is counts
             pairs.sort(key=str)
         _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), pairs)
-    agreement = between_modes(run.golds, answers, task.compared, patients(task, run.clusters))
+    agreement = between_modes(task, run.golds, answers, run.clusters)
     write_json(out / SUMMARY, summary(list(reports.values()), agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
     log = model.folder / HISTORY

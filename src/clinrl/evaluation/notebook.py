@@ -66,11 +66,10 @@ def compare(params: "Params", first: "str | Champion", second: "str | Champion")
     run = open_run(params, replace(one, exam=exam))
     return {
         mode: paired.compare(
-            load_answers(run, mode, one.name, took[exam]), load_answers(run, mode, other.name, theirs[exam]),
-            run.task.compared,
+            load_answers(run, mode, one.name, took[exam]), load_answers(run, mode, other.name, theirs[exam])
         )
         for mode in run.modes
-    }  # fmt: skip
+    }
 
 
 def _resit(params: "Params", name: str) -> dict[str, Path]:

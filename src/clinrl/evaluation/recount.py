@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, build, summary
-from clinrl.analysis.paired import between_modes, compare, patients
+from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
 from clinrl.config.params import Params
@@ -65,7 +65,7 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
         found[mode] = report
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
     ordered = {mode: answers[mode] for mode in _order(answers, written[BETWEEN_MODES])}
-    agreement = between_modes(run.golds, ordered, run.task.compared, patients(run.task, run.clusters))
+    agreement = between_modes(run.task, run.golds, ordered, run.clusters)
     for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
         _check_same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
     return found
@@ -98,7 +98,7 @@ def _count(run: Run, mode: str, seen: Estimates) -> dict[str, Any]:
     if run.model.compared is not None and paths.graded(run.model.compared).exists():
         parent = load_parent(run, mode)
         assert parent is not None
-        others, tests = rows_of(run, parent), list(compare(run.answers(mode), parent, run.task.compared))
+        others, tests = rows_of(run, parent), list(compare(run.answers(mode), parent))
     measures = run.task.reporting.qualities.items()
     qualities = {name: quality for name, quality in measures if not quality.asks}
     return build(run, mode, others=others, tests=tests, qualities=qualities, seen=seen).model_dump(mode="json")

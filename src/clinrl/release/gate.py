@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.paired import ByMode, between_modes, comparable, patients
+from clinrl.analysis.paired import ByMode, between_modes, comparable
 from clinrl.artifacts import digest as digest_of
 from clinrl.config.base import Scale, unless
 from clinrl.config.change_plan import Protocol
@@ -199,7 +199,7 @@ def _values(task: Task, metric: str, answers: ByMode) -> dict[str, Estimate | No
     if metric == "mode_agreement":
         first = next(iter(answers.values()))
         given = {mode: one.answers for mode, one in answers.items()}
-        agreement = between_modes(first.golds, given, task.compared, patients(task, first.clusters))
+        agreement = between_modes(task, first.golds, given, first.clusters)
         return {BOTH_MODES: agreement.get("mode_agreement")}
     return {mode: value_of(task, metric, given) for mode, given in answers.items()}
 

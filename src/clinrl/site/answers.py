@@ -17,7 +17,6 @@ from clinrl.reports.episode import ENDS, decided_text, episode_of, steps
 from clinrl.site.versions import arranged
 from clinrl.tasks.base import GIVEN
 from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import Share
 from clinrl.types import Case, Graded
 
 SEED = 1
@@ -106,8 +105,8 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
 
 
 def _verdict(run: Run, case: Case, line: Graded) -> str:
-    metric = run.task.metrics[run.task.safety.metric]
-    if isinstance(metric, Share) and metric.of(run.task.label(case), line.answer) is (metric.worse == "higher"):
+    share = run.task.compared[run.task.safety.metric]
+    if share.of(run.task.label(case), line.answer) is (share.worse == "higher"):
         return SAFETY
     return WRONG if is_wrong(run.model, case, line) else RIGHT
 

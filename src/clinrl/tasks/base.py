@@ -84,7 +84,7 @@ class Task(ABC):
     def __init_subclass__(cls) -> None:
         """Fill in `safety.metric` and the empty fields of `reporting`: all measures, in the order of `metrics`."""
         super().__init_subclass__()
-        if EXACT not in getattr(cls, "metrics", ()):
+        if not isinstance(getattr(cls, "metrics", {}).get(EXACT), Share):
             raise TypeError(f"the task {cls.__name__} needs `metrics`, with {EXACT!r} among them; see docs/concepts.md")
         if missing := {"name", "version", "Case", "Reward", "labels"} - {*dir(cls)}:
             raise TypeError(f"the task {cls.__name__} needs {', '.join(sorted(missing))}; see docs/concepts.md")
@@ -109,9 +109,10 @@ class Task(ABC):
         return {**self.metrics, FORM[0]: NO_PARSE}
 
     @property
-    def compared(self) -> Mapping[str, Share | Statistic]:
+    def compared(self) -> Mapping[str, Share]:
         """The shares that every paired test is about: `exact` first, then the safety metric."""
-        return {name: self.metrics[name] for name in dict.fromkeys((EXACT, self.safety.metric))}
+        named = {name: self.metrics[name] for name in (EXACT, self.safety.metric)}
+        return {name: share for name, share in named.items() if isinstance(share, Share)}
 
     @property
     def asks(self) -> Judged:

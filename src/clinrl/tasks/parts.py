@@ -67,9 +67,9 @@ class Statistic:
         return self.of(counts) if counts else math.nan
 
 
-def verdicts(metrics: Mapping[str, Share | Statistic], gold: Any, answer: Any) -> dict[str, float]:
+def verdicts(shares: Mapping[str, Share], gold: Any, answer: Any) -> dict[str, float]:
     """For each share, 1 if it counts an answer and 0 if not; without shares whose denominator lacks the case."""
-    found = {name: share.of(gold, answer) for name, share in metrics.items() if isinstance(share, Share)}
+    found = {name: share.of(gold, answer) for name, share in shares.items()}
     return {name: float(counts) for name, counts in found.items() if counts is not None}
 
 

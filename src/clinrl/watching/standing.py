@@ -13,7 +13,6 @@ from clinrl.config.schema import Watch
 from clinrl.errors import Refused
 from clinrl.registry.versions import Entry
 from clinrl.tasks.base import Task, get_task
-from clinrl.tasks.parts import Share
 from clinrl.types import Strict, Unreadable
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
@@ -183,7 +182,7 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
 def safety(params: Params, task: Task, days: Sequence[Counts], settings: Watch) -> Found:
     """Test the safety metric on all labels so far, in any mode; without a limit on it, there are no findings."""
     name, limit = task.safety.metric, settings.limit or params.allowed_harm(task.name)
-    if limit is None or not isinstance(task.metrics[name], Share) or task.episodes:  # tasks with tools are not served
+    if limit is None or task.episodes:  # tasks with tools are not served
         return NOTHING
     is_bad, of = task.metrics[name].worse == "higher", _verdicts(task)
     hits, n = [], []
@@ -207,11 +206,10 @@ def exposed(task: Task, total: Counts) -> float:
 
 
 def _verdicts(task: Task) -> dict[str, bool | None]:
-    """The verdict of the safety metric, a share, on each pair of label and answer, by the name of its bucket."""
-    metric = task.metrics[task.safety.metric]
-    assert isinstance(metric, Share)
+    """The verdict of the safety metric on each pair of label and answer, by the name of its bucket."""
+    share = task.compared[task.safety.metric]
     answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]
-    return {f"{gold} as {column(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
+    return {f"{gold} as {column(given)}": share.of(gold, given) for gold in task.labels for given in answers}
 
 
 def _sums(some: Counts) -> Counter[str]:
