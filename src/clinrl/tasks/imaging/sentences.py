@@ -31,7 +31,7 @@ def split(text: str) -> tuple[str, ...]:
 
     A line end ends a sentence. Decimals, abbreviations and initials do not.
     """
-    return tuple(sentence for line in text.splitlines() for sentence in _split_line(line))
+    return tuple(piece.strip() for line in text.splitlines() for piece in _split_line(line) if plain_words(piece))
 
 
 def published_split(text: str) -> tuple[str, ...]:
@@ -64,9 +64,9 @@ def _split_line(line: str) -> Iterator[str]:
     start = bullet.end() if bullet else 0
     for stop in _STOP.finditer(line, start):
         if _ends(line, start, stop):
-            yield from _sentence(line[start : stop.end()])
+            yield line[start : stop.end()]
             start = stop.end()
-    yield from _sentence(line[start:])
+    yield line[start:]
 
 
 def _ends(line: str, start: int, stop: re.Match[str]) -> bool:
@@ -80,8 +80,3 @@ def _ends(line: str, start: int, stop: re.Match[str]) -> bool:
     if short in NUMBERED:
         return not follows.isdigit()
     return short not in SHORTENED or follows.isupper() or not follows
-
-
-def _sentence(piece: str) -> Iterator[str]:
-    if plain_words(piece):
-        yield piece.strip()
