@@ -13,7 +13,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -92,7 +91,6 @@ _INVISIBLE = re.compile(INVISIBLE_CHARACTERS)
 _IDENTIFIERS = [(kind, re.compile(shape)) for kind, shape in IDENTIFIERS_OF_IMPORTS.items()]
 _WORD = re.compile(r"\w+")
 _Named = TypeVar("_Named", str, bytes)
-_Read = TypeVar("_Read")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -186,15 +184,11 @@ class Taken:
     """The label in `key`, under any name."""
 
 
-def readable(rows: Iterable[Row], read: Callable[[Fields], _Read]) -> Iterator[_Read]:
-    """The result of `read` for each row, without the rows for which it raises Unclear: these are refused later."""
-    for _, row in rows:
-        with suppress(Unclear):
-            yield read(fields_of(row))
-
-
 def claims(rows: Iterable[Row], read: Callable[[Fields], Iterable[tuple[Any, Any]]]) -> Iterator[tuple[Any, Any]]:
-    """What each row says of the label of something; a row whose refusal is about something gives it one of its own."""
+    """What each row says of something, as pairs; a row whose refusal is about something says that refusal of it.
+
+    A row with any other refusal says nothing here: it is refused later.
+    """
     for _, row in rows:
         try:
             yield from read(fields_of(row))

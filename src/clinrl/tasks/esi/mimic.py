@@ -21,10 +21,10 @@ from clinrl.tasks.importing import (
     Source,
     Taken,
     Unclear,
+    claims,
     clean,
     find_contested,
     pseudonym,
-    readable,
     sift,
     use_of,
 )
@@ -103,10 +103,10 @@ def _stem(table: Table) -> str:
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
     birth_years, known_stays = _by_key(patients, "subject_id", _birth_year), _stays(stays)
 
-    def stay_and_level(row: Fields) -> tuple[str, int]:
-        return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
+    def stay_and_level(row: Fields) -> list[tuple[str, int]]:
+        return [(measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"]))]
 
-    disputed = find_contested(readable(triage.rows(), stay_and_level))
+    disputed = find_contested(claims(triage.rows(), stay_and_level))
 
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id = measured.identifier(row["stay_id"], "stay_id")
@@ -212,6 +212,6 @@ def _birth_year(row: Fields) -> int:
 def _by_key(table: Table, key: str, read: Callable[[Fields], T]) -> dict[str, T | None]:
     """The values of rows, by an identifier; None where several rows have the same. Unclear rows are skipped."""
     found: dict[str, T | None] = {}
-    for name, value in readable(table.rows(), lambda row: (measured.identifier(row[key], key), read(row))):
+    for name, value in claims(table.rows(), lambda row: [(measured.identifier(row[key], key), read(row))]):
         found[name] = None if name in found else value
     return found
