@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,19 +24,15 @@ from clinrl.errors import ArtefactError, ProbeError, echo
 from clinrl.models.judges import Judges, Pair, scores
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, as_variant, get_task
-from clinrl.types import Case, Message, Transcript, Unreadable
-
-Policy = Callable[[Case, Random], Transcript]
+from clinrl.tasks.policies import write_answer
+from clinrl.types import Case, Transcript, Unreadable
 
 HONEST = "mediocre"
 """The policy whose mean reward every lazy policy must stay below."""
 TOLERANCE = 1e-9
 """Totals that differ by less count as equal, since they may be sums of the same terms in another order."""
 
-UNREADABLE = (
-    Transcript(messages=(Message(role="assistant", content="", thinking=None),), stop="answered"),
-    Transcript(messages=(Message(role="assistant", content="", thinking=""),), stop="max_tokens"),
-)
+UNREADABLE = write_answer(""), write_answer("", "", "max_tokens")
 """Transcripts without an answer: an empty turn, and a turn whose reasoning used up the budget."""
 
 
