@@ -18,6 +18,7 @@ from clinrl.config.recipes import GrpoTrainer, Phase, Profile, RejectionTrainer,
 from clinrl.data import sampling
 from clinrl.errors import DataError
 from clinrl.tasks.base import get_task
+from clinrl.training.step_metrics import phase_metrics
 
 ROOT = Path(__file__).parents[2]
 TASK = get_task("esi")
@@ -29,6 +30,10 @@ def draw(rows: int, **changes: Any) -> list[sampling.Row]:
     stream = Stream(**{key: changes.pop(key) for key in Stream.model_fields if key in changes})
     given = {"task": TASK, "modes": ("think", "direct"), "stream": stream, "rows": rows, "seed": 1}
     return sampling.draw(CASES, **given | changes)
+
+
+def shares_of(rows: list[sampling.Row]) -> dict[int, float]:
+    return sampling.shares([TASK.label(row.case) for row in rows], TASK.labels)
 
 
 levels = st.sampled_from(TASK.labels)
@@ -43,7 +48,7 @@ levels = st.sampled_from(TASK.labels)
 def test_a_cap_holds_over_the_whole_stream(rows: int, repeat: dict[int, int], cap: dict[int, float], seed: int) -> None:
     drawn = draw(rows, repeat=repeat, cap=cap, seed=seed)
     assert len(drawn) == rows
-    found = sampling.shares(drawn, TASK)
+    found = shares_of(drawn)
     for label, limit in cap.items():
         assert found[label] <= limit + 1 / rows + 1e-9
     assert drawn == draw(rows, repeat=repeat, cap=cap, seed=seed)
@@ -64,7 +69,7 @@ def test_a_pass_of_more_rows_than_any_training_has_is_refused(monkeypatch: pytes
 def test_a_cap_drops_repeats_before_cases_and_no_more_than_it_must() -> None:
     size = round((len(CASES) - LABELS[1]) / 0.5)
     drawn = draw(size, repeat={1: 5}, cap={1: 0.5})
-    assert sampling.shares(drawn, TASK)[1] == pytest.approx(0.5, abs=1 / size)
+    assert shares_of(drawn)[1] == pytest.approx(0.5, abs=1 / size)
     times = Counter(row.case.id for row in drawn)
     assert set(times) == {case.id for case in CASES}
     ones = {times[case.id] for case in CASES if TASK.label(case) == 1}
@@ -114,7 +119,7 @@ def test_no_cases_and_impossible_caps_are_refused() -> None:
 
 
 def test_shares_of_nothing_are_zero() -> None:
-    assert sampling.shares([], TASK) == dict.fromkeys(TASK.labels, 0.0)
+    assert shares_of([]) == dict.fromkeys(TASK.labels, 0.0)
 
 
 def test_omissions_have_the_declared_share_and_never_change() -> None:
@@ -202,7 +207,7 @@ def test_a_phase_serves_each_of_its_cases_before_one_again_and_obeys_the_caps() 
     )
     assert len({row.case.id for row in drawn[:ones]}) == ones
     capped = draw(80, phases=(phase(0.5, "level_2", "level_3"), phase(0.5, "level_1", "level_2")), cap={1: 0.25})
-    assert sampling.shares(capped[40:], TASK)[1] <= 0.25 + 1 / 40
+    assert shares_of(capped[40:])[1] <= 0.25 + 1 / 40
 
 
 def test_a_phase_of_values_that_no_case_has_is_refused() -> None:
@@ -212,8 +217,8 @@ def test_a_phase_of_values_that_no_case_has_is_refused() -> None:
 
 def test_what_was_served_is_told_for_every_value_of_the_phases() -> None:
     phases = (phase(0.5, "1"), phase(0.5, "2", "1"))
-    assert sampling.served(["1", "1", "2", "3"], phases) == {"1": 0.5, "2": 0.25}
-    assert sampling.served([], phases) == {"1": 0.0, "2": 0.0}
+    found = phase_metrics(["1", "1", "2", "3"], [1, 1, 2, 2], phases)
+    assert found == {"served/1": 0.5, "served/2": 0.25, "phase": 1.5}
 
 
 def test_phases_are_in_no_record_that_does_not_use_them() -> None:

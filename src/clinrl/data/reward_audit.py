@@ -19,7 +19,7 @@ from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer, Phase, RejectionTrainer, SftProfile
 from clinrl.data.dataset import is_import, manifest_of, read_cases
-from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
+from clinrl.data.sampling import Row, omitted, phase_of, shares, training_stream
 from clinrl.errors import ArtefactError, ProbeError, echo
 from clinrl.models.judges import Judges, Pair, scores
 from clinrl.runtime.progress import progress
@@ -130,15 +130,14 @@ def describe(rows: Sequence[Row], task: Task, phases: Sequence[Phase] = (), step
 
     With phases, also the share of each phase among the rows, and the share of each value among the rows of a phase.
     """
-    modes = Counter(row.mode for row in rows)
-    if phases:
-        return describe(rows, task) | {"phases": _phases(rows, task, phases, steps)}
-    return {
+    modes, labels = Counter(row.mode for row in rows), [task.label(row.case) for row in rows]
+    found = {
         "rows": len(rows),
         "distinct_cases": len({row.case.id for row in rows}),
-        "shares": {str(label): round(share, 6) for label, share in shares(rows, task).items()},
+        "shares": {str(label): round(share, 6) for label, share in shares(labels, task.labels).items()},
         "modes": {mode: round(count / len(rows), 6) for mode, count in sorted(modes.items())},
     }
+    return found | ({"phases": _phases(rows, task, phases, steps)} if phases else {})
 
 
 def _phases(rows: Sequence[Row], task: Task, phases: Sequence[Phase], steps: int) -> list[dict[str, Any]]:
@@ -151,7 +150,7 @@ def _phases(rows: Sequence[Row], task: Task, phases: Sequence[Phase], steps: int
         {
             "slice": phase.slice,
             "share": round(len(found) / len(rows), 6),
-            "shares": {value: round(share, 6) for value, share in served(found, [phase]).items()},
+            "shares": {value: round(share, 6) for value, share in shares(found, phase.values).items()},
         }
         for phase, found in zip(phases, values, strict=True)
     ]

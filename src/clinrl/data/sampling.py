@@ -6,11 +6,11 @@ Training and the probe draw it with the same call, so the probe evaluates exactl
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from clinrl.config.base import MAX_ROWS
 from clinrl.config.params import Params
@@ -18,6 +18,8 @@ from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, Stream, 
 from clinrl.errors import DataError, did_you_mean
 from clinrl.tasks.base import Task, as_variant, get_task
 from clinrl.types import Case
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,9 @@ def draw(
     return [Row(case, modes[index // turn % len(modes)]) for index, case in enumerate(drawn)]
 
 
-def served(values: Sequence[str], phases: Sequence[Phase]) -> dict[str, float]:
-    """The share of rows with each value that a phase serves, in the order of the phases; `values` has those of rows."""
+def shares(values: Sequence[T], named: Iterable[T]) -> dict[T, float]:
+    """The share of each named value among the values of rows, in the order of the names; all 0.0 if there are none."""
     counts = Counter(values)
-    named = dict.fromkeys(value for phase in phases for value in phase.values)
     return {value: counts[value] / max(1, len(values)) for value in named}
 
 
@@ -128,12 +129,6 @@ def _chain(cases: Sequence[Case], task: Task, stream: Stream, rows: int, random:
         short = rows - len(drawn)
         drawn.extend(passed if len(passed) <= short else _prefix(passed, short, stream.cap, task))
     return drawn
-
-
-def shares(rows: Sequence[Row], task: Task) -> dict[Any, float]:
-    """The share of each of the task's labels among the rows, in the task's order; all 0.0 if there are no rows."""
-    counts = Counter(task.label(row.case) for row in rows)
-    return {label: counts[label] / max(1, len(rows)) for label in task.labels}
 
 
 def omitted(case: Case, omit: Mapping[str, float], seed: int) -> frozenset[str]:

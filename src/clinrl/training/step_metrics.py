@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clinrl.config.recipes import Phase
-from clinrl.data.sampling import served
+from clinrl.data.sampling import shares
 from clinrl.tasks.base import Task, parts_of
 from clinrl.types import Case, Score, Transcript, Unreadable, is_malformed
 
@@ -43,5 +43,6 @@ def step_metrics(task: Task, lines: Sequence[Line], group: int) -> dict[str, flo
 def phase_metrics(values: Sequence[str], numbers: Sequence[int], phases: Sequence[Phase]) -> dict[str, float]:
     """The metrics of a step of a stream with phases, given the slice value and the phase number of each row: the share
     of each value that a phase serves, and the mean phase."""
-    found = {f"served/{value}": share for value, share in served(values, phases).items()}
+    served = shares(values, (value for phase in phases for value in phase.values))
+    found = {f"served/{value}": share for value, share in served.items()}
     return found | {"phase": sum(numbers) / len(numbers)}
