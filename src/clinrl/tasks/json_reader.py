@@ -54,11 +54,8 @@ def parse_json(text: str) -> Any:
         raise ValueError("too deep") from None
 
 
-def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | None:
-    """The records of a file; None if `wanted` is false of the names of their fields.
-
-    Raises DataError if the file is missing or damaged.
-    """
+def recognise(path: Path) -> Records:
+    """The records of a file. Raises DataError if the file is missing or damaged."""
     with reading(path), open_bytes(path) as raw:
         first = _without_mark(raw.readline(MAX_ROW_BYTES))
         while first and not first.strip():
@@ -67,17 +64,16 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
     opening = first.lstrip()[:1]
     if opening not in (b"{", b"["):
         table = open_table(path)
-        return Records(path, table.columns, table.lines, table.rows) if wanted(table.columns) else None
+        return Records(path, table.columns, table.lines, table.rows)
     record = _line(first)
     if record is TWICE or (len(first) == MAX_ROW_BYTES and opening == b"{"):  # that line alone may be at fault
         record = next((row for _, row in _lines(path) if isinstance(row, Mapping)), record)
     # A record that is alone, and has a list of objects, is one object with a list of records.
     if isinstance(record, Mapping) and not (is_alone and any(map(_objects, record.values()))):
-        columns = tuple(record)
-        return Records(path, columns, _count(path), lambda: _lines(path)) if wanted(columns) else None
+        return Records(path, tuple(record), _count(path), lambda: _lines(path))
     found = _listed(path)
     columns = next((tuple(row) for row in found if isinstance(row, Mapping)), ())
-    return Records(path, columns, len(found), lambda: _elements(path)) if wanted(columns) else None
+    return Records(path, columns, len(found), lambda: enumerate(map(_fields, _listed(path)), 1))
 
 
 def _objects(value: Any) -> bool:
@@ -146,11 +142,6 @@ def _listed(path: Path) -> list[Any]:
     if len(lists) != 1:
         raise _fault(f"{path} is an object with {len(lists)} lists, not one list of records")
     return lists[0]
-
-
-def _elements(path: Path) -> Iterator[Row]:
-    for number, value in enumerate(_listed(path), start=1):
-        yield number, _fields(value)
 
 
 def _fault(what: str) -> DataError:

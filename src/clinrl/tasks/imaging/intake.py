@@ -138,8 +138,8 @@ def _parts(path: Path) -> tuple[Part, ...]:
 
 
 def _records(path: Path) -> Records:
-    found = json_reader.recognise(path, lambda columns: all(not set(columns).isdisjoint(names) for names in NEEDED))
-    if found is None:
+    found = json_reader.recognise(path)
+    if any(set(found.columns).isdisjoint(names) for names in NEEDED):
         raise DataError(f"{path} has other columns, or its first record lacks some; {EXPECTED}")
     return found
 
