@@ -121,7 +121,7 @@ def test_unlike_models_without_a_budget_are_promoted_as_was_seen_before_there_we
     """A third of all lives, for models that err independently in 3.6% of 800 cases."""
     world = GIVEN.model_copy(update={"discordance": most_discordant(GIVEN.wrong)})
     assert most_discordant(0.036) == pytest.approx(0.0694, abs=1e-4)
-    row = retraining._live(world, 0, USELESS, "without a budget", retraining._Rule())
+    row = retraining._live(world, 0, USELESS, "without a budget", retraining._unbudgeted)
     assert 0.3 < row.useless.value < 0.42
 
 
@@ -169,7 +169,7 @@ def test_the_account_of_many_lives_is_that_of_the_gate():
     for week in range(8):
         counts = generator.integers(0, 12, size=(3, lives_)), generator.integers(0, 4, size=(3, lives_))
         drafts = retraining._Drafts(800, *counts)
-        passed, looked = rule.passes(drafts, drafts)
+        passed, looked = rule(drafts, drafts)
         for life, p in enumerate(drafts.p()):
             if budget.used_up(held[life], plan.budget, "x1"):
                 assert not looked[life]

@@ -9,6 +9,7 @@ simulation does not show how often a version that harms more is promoted.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
@@ -28,6 +29,9 @@ POINT = 0.01
 
 Gains = Callable[[Generator, int, int], Any]
 """Draws the gain of the draft of each week (row) over the champion of each life (column), as a share of cases."""
+
+Rule = Callable[["_Drafts", "_Drafts"], tuple[Any, Any]]
+"""From the drafts on exam and mine data: whether each is promoted, and whether the gate looked at its exam."""
 
 
 def _always(gain: float) -> Gains:
@@ -97,9 +101,9 @@ def most_discordant(wrong: float) -> float:
 
 def simulate(world: World, plan: "ChangePlan") -> list[Row]:
     """Every scenario under every rule. Equal worlds give equal rows."""
-    rules: Mapping[RuleName, Callable[[], _Rule]] = {
-        "without a budget": _Rule,
-        "an even share each week": lambda: _Even(plan.budget.alpha / world.weeks),
+    rules: Mapping[RuleName, Callable[[], Rule]] = {
+        "without a budget": lambda: _unbudgeted,
+        "an even share each week": lambda: partial(_even, plan.budget.alpha / world.weeks),
         "the plan": lambda: _Planned(plan, world.lives),
     }
     return [
@@ -109,38 +113,31 @@ def simulate(world: World, plan: "ChangePlan") -> list[Row]:
     ]
 
 
-class _Rule:
+def _unbudgeted(exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
     """Promotion without an error budget, as retraining worked before there were plans.
 
     A draft passes if the whole 95% interval of its gain, averaged over modes, lies above 0.
     """
+    from scipy.stats import norm
 
-    def passes(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
-        """For the draft of each life: whether it is promoted, and whether the gate looked at the exam."""
-        from scipy.stats import norm
-
-        gained, squares = exam.mean_gain()
-        reach = float(norm.ppf((1 + LEVEL) / 2)) * numpy.sqrt((squares - gained**2) / exam.cases)
-        return gained > reach, numpy.ones(len(gained), bool)
+    gained, squares = exam.mean_gain()
+    reach = float(norm.ppf((1 + LEVEL) / 2)) * numpy.sqrt((squares - gained**2) / exam.cases)
+    return gained > reach, numpy.ones(len(gained), bool)
 
 
-@dataclass
-class _Even(_Rule):
-    level: float
-
-    def passes(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
-        p = exam.p()
-        return p <= self.level, numpy.ones(len(p), bool)
+def _even(level: float, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
+    p = exam.p()
+    return p <= level, numpy.ones(len(p), bool)
 
 
-class _Planned(_Rule):
+class _Planned:
     """The screen, the test and the error budget of a change plan, as in `clinrl.release`, for many lives at once."""
 
     def __init__(self, plan: "ChangePlan", lives: int) -> None:
         self.plan = plan
         self.left, self.looks = numpy.full(lives, plan.budget.alpha), numpy.zeros(lives, int)
 
-    def passes(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
+    def __call__(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
         looked = (mine.p() <= self.plan.protocol.screen) & (self.looks < self.plan.budget.looks)
         level = self.plan.budget.spend * self.left
         passed = looked & (exam.p() <= level)
@@ -203,7 +200,7 @@ class _Cases:
         self.wrong = numpy.where(passed, self.wrong - drafts.repaired + drafts.broken, self.wrong)
 
 
-def _live(world: World, number: int, scenario: str, name: RuleName, rule: _Rule) -> Row:
+def _live(world: World, number: int, scenario: str, name: RuleName, rule: Rule) -> Row:
     # Separate random streams, so that all rules see the same drafts as long as they promote the same ones.
     planned, exam_draws, mine_draws = (numpy.random.default_rng([world.seed, number, stream]) for stream in range(3))
     gains = SCENARIOS[scenario](planned, world.weeks, world.lives)
@@ -217,7 +214,7 @@ def _live(world: World, number: int, scenario: str, name: RuleName, rule: _Rule)
         breaks = numpy.maximum(breaks, -gain)
         rates = (breaks + gain) / wrong, breaks / (1 - wrong * (2 - SHARED))
         drafts, screened = exam.drafts(*rates), mine.drafts(*rates)
-        passed, looked = rule.passes(drafts, screened)
+        passed, looked = rule(drafts, screened)
         for kind, is_kind in (("useless", gain == 0), ("worse", gain < 0), ("better", gain > 0)):
             promoted[kind] |= passed & is_kind
         exam.promote(passed, drafts)
