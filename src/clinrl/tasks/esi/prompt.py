@@ -101,24 +101,17 @@ def _blocks(complaint: str, vitals: str, flags: str, a: str, b: str, c: str, d: 
     )
 
 
-def _vital_words(p: Presentation | ImportedKey, over: Sequence[str]) -> str:
+def _vital_words(p: Presentation | ImportedKey, over: Sequence[str], beyond: str = " out", fine: str = "") -> str:
+    signs = {"HR": p.hr_bpm, "RR": p.rr_bpm, "SpO2": p.spo2_pct}
     return ", ".join(
-        f"{name} {'n/a' if value is None else value}{' out' if name in over else ''}" for name, value in _vitals(p)
+        f"{name} {'n/a' if value is None else value}{beyond if name in over else fine}" for name, value in signs.items()
     )
 
 
 def _thoughts(p: Presentation, decision: Decision, edition: Edition) -> str:
     limits = band(p.age_years, edition)
-    compared = ", ".join(
-        f"{name} {'n/a' if value is None else value} {'over' if name in decision.over else 'fine'}"
-        for name, value in _vitals(p)
-    )
     return (
-        f"Limits HR {limits.hr_bpm} RR {limits.rr_bpm}: {compared}.\n"
+        f"Limits HR {limits.hr_bpm} RR {limits.rr_bpm}: {_vital_words(p, decision.over, ' over', ' fine')}.\n"
         f"Flags: {', '.join(red_flags(p)) or 'none'}.\n"
         f"Needs: {', '.join(p.resources) or 'none'}."
     )
-
-
-def _vitals(p: Presentation | ImportedKey) -> tuple[tuple[str, int | None], ...]:
-    return (("HR", p.hr_bpm), ("RR", p.rr_bpm), ("SpO2", p.spo2_pct))
