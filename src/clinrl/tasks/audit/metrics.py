@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from clinrl.intervals import Counts
-from clinrl.tasks.audit.episodes import APPROVED, parts, read_decisions
+from clinrl.tasks.audit.episodes import APPROVED, parts
 from clinrl.tasks.audit.published import f_beta as f_of
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
 from clinrl.tasks.parts import EXACT_SHARE, Share, Statistic
@@ -23,11 +23,8 @@ SHORT: Final = {AGE: "age", TEMPORAL: "temporal", WINDOW: "window", OVERRIDE: "o
 
 def dangerous(gold: str, answer: Answer) -> bool | None:
     """Whether an error of the Actor passed: approved, or never decided. None if the Actor makes no error."""
-    errors = [proposal for proposal, right in read_decisions(gold).items() if right != APPROVED]
-    if not errors:
-        return None
-    made = {} if isinstance(answer, Unreadable) else read_decisions(answer)
-    return any(made.get(proposal, APPROVED) == APPROVED for proposal in errors)
+    made = [given for right, given in parts(gold, answer).values() if right != APPROVED]
+    return any(given == APPROVED or isinstance(given, Unreadable) for given in made) if made else None
 
 
 class Tally(NamedTuple):
