@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import Field
 
 from clinrl.tasks.base import EXACT, Task
-from clinrl.tasks.parts import Share
 from clinrl.types import Strict
 
 WEIGHTS = tuple(2.0**power for power in range(-6, 7))
@@ -63,7 +62,7 @@ def count(
     measures = tuple(dict.fromkeys((EXACT, ordered.under, ordered.over, task.safety.metric)))
 
     def counts(given: Sequence[Any]) -> tuple[int, ...]:
-        shares = [metric for name in measures if isinstance(metric := task.metrics[name], Share)]
+        shares = [task.shares[name] for name in measures]
         return tuple(sum(bool(share.of(*pair)) for pair in zip(golds, given, strict=True)) for share in shares)
 
     def chosen(weight: float) -> list[Any]:

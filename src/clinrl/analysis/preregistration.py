@@ -10,7 +10,6 @@ from clinrl.analysis.power import Design, detectable, power
 from clinrl.artifacts import digest
 from clinrl.intervals import average_difference, holm, runs_of_means
 from clinrl.tasks.base import Task
-from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict, Unreadable
 
 DECIMALS = 4
@@ -133,12 +132,11 @@ def metric_digest(task: Task, measure: str, golds: Sequence[Any]) -> str:
     The label of an episode holds several decisions, so there are too many labels: there the pairs are made of the
     exam's gold labels, `golds`. A renamed function does not change the digest; a different verdict does.
     """
-    metric = task.metrics[measure]
-    assert isinstance(metric, Share)
+    share = task.shares[measure]
     labels = sorted(set(golds), key=str) if task.episodes else task.labels
     given = [*labels, Unreadable(reason="")]
-    table = [(str(gold), column(answer), metric.of(gold, answer)) for gold in labels for answer in given]
-    return digest({"worse": metric.worse, "table": table})
+    table = [(str(gold), column(answer), share.of(gold, answer)) for gold in labels for answer in given]
+    return digest({"worse": share.worse, "table": table})
 
 
 def rule_digest() -> str:

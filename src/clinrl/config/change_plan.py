@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from clinrl.config.base import Count, Distinct, Section, check_all, check_known, refusal
 from clinrl.errors import format_value
 from clinrl.tasks.base import EXACT, get_task
-from clinrl.tasks.parts import Share
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -125,7 +124,7 @@ def check(params: "Params", task: str) -> None:
     leaves = {path for recipe in changes.recipes for path in _recipe(params, task, recipe)}
     paths = {".".join(path.split(".")[:depth]) for path in leaves for depth in range(1, path.count(".") + 2)}
     check_all(f"{at}.changes.fields", changes.fields, paths, "a field of one of the recipes")
-    shares = [name for name, metric in get_task(task).metrics.items() if isinstance(metric, Share)]
+    shares = get_task(task).shares
     check_known(f"{at}.protocol.superior", protocol.superior, shares, f"a share of {task}")
     others = [name for name in shares if name != protocol.superior]
     check_all(f"{at}.protocol.not_worse", protocol.not_worse, others, f"another share of {task}")

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from clinrl.config.base import RESERVED, Distinct, Section, Share, Text, check_all, check_known, refusal
 from clinrl.errors import ParamsError
-from clinrl.tasks import parts
 from clinrl.tasks.base import EXACT, get_task
 from clinrl.tasks.policies import SIMPLE
 
@@ -243,8 +242,7 @@ def check_design_effect(at: str, primary: Primary, of: str) -> None:
 def _check_primary(params: "Params", at: str, comparison: Comparison, primary: Primary) -> None:
     """Refuse a measure that is no share, unknown rows and modes, and missing assumptions."""
     task = get_task(comparison.task)
-    shares = [name for name, metric in task.metrics.items() if isinstance(metric, parts.Share)]
-    check_known(f"{at}.measure", primary.measure, shares, f"a share among the metrics of {task.name}")
+    check_known(f"{at}.measure", primary.measure, task.shares, f"a share among the metrics of {task.name}")
     check_all(f"{at}.modes", primary.modes, params.modes, "a mode")
     for key, row in (("first", primary.first), ("second", primary.second)):
         check_known(f"{at}.{key}", row, [*comparison.arms, BASE], "an arm or the base")

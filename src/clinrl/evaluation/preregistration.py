@@ -16,7 +16,6 @@ from clinrl.config.recipes import recipe_of
 from clinrl.data.reward_audit import identity_in_proof
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.error_analysis import MineReport
-from clinrl.tasks.parts import Share
 
 
 def primary_of(params: Params, name: str) -> Primary:
@@ -38,10 +37,9 @@ def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant
     are clustered and no design effect is given.
     """
     spec, primary, task = params.comparisons[name], primary_of(params, name), run.task
-    metric = task.metrics[primary.measure]
-    assert isinstance(metric, Share)
+    share = task.shares[primary.measure]
     # A share's denominator depends on gold alone.
-    inside = [i for i, gold in enumerate(run.golds) if metric.of(gold, gold) is not None]
+    inside = [i for i, gold in enumerate(run.golds) if share.of(gold, gold) is not None]
     if not inside:
         raise ArtefactError(f"{run.model.exam} has no case that {primary.measure} counts; name another measure or exam")
     clusters = None if run.clusters is None else len({run.clusters[i] for i in inside})

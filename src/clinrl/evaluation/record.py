@@ -19,7 +19,7 @@ from clinrl.artifacts import canonical_json, md5, read_record, remake, write_tex
 from clinrl.errors import ArtefactError
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import NO_RESPONSES, Share
+from clinrl.tasks.parts import NO_RESPONSES
 from clinrl.types import Case, Graded, Strict, Unreadable
 
 
@@ -120,9 +120,8 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
     comparable(answers, report)
     differing = [
         name
-        for name, metric in run.task.metrics.items()
-        if isinstance(metric, Share)
-        and share(metric, answers.golds, answers.answers, answers.clusters) != report.metrics.get(name)
+        for name, metric in run.task.shares.items()
+        if share(metric, answers.golds, answers.answers, answers.clusters) != report.metrics.get(name)
     ]
     if differing or report.adapter_digest != found.adapter_digest:
         what = f"give another {differing[0]} than" if differing else "are of another adapter than"

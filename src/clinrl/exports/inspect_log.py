@@ -23,7 +23,6 @@ from clinrl.intervals import DIGITS
 from clinrl.reports.episode import answer_text, episode_of
 from clinrl.tasks.base import EXACT
 from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import Share
 from clinrl.types import Case, Graded, Message, Stop, Unreadable
 
 REQUIREMENT: Final = "inspect-ai==0.3.285"
@@ -136,8 +135,7 @@ def verdicts(run: Run, lines: Sequence[Graded], report: EvalReport) -> dict[str,
     name = run.model.name
     shares = {
         metric: [share.of(gold, line.answer) for gold, line in zip(run.golds, lines, strict=True)]
-        for metric, share in run.task.metrics.items()
-        if isinstance(share, Share)
+        for metric, share in run.task.shares.items()
     }
     written = f"{paths.report(name) / report.mode}.json"
     for metric, given in shares.items():

@@ -16,7 +16,6 @@ from clinrl.registry.versions import CHAMPION
 from clinrl.release import audit_log, budget
 from clinrl.release.form import gain
 from clinrl.tasks.base import get_task
-from clinrl.tasks.parts import Share
 from clinrl.training.launch import requested
 
 WHOLE = ("omit", "stream", "waiver", "view", "qlora", "labels_only", "placebo")
@@ -118,7 +117,6 @@ def screened_out(params: Params, name: str) -> str | None:
     if champion.name in params.merges.all:
         return f"the champion {champion.name} is a merge, whose errors nobody mines"
     protocol = params.plans[task.name].protocol
-    share = task.metrics[protocol.superior]
     for one, digest in (
         (name, artifacts.identity(artifacts.read_manifest(model.folder))),
         (champion.name, champion.digest),
@@ -132,7 +130,7 @@ def screened_out(params: Params, name: str) -> str | None:
     candidate, before = (
         {mode: load_answers(run, mode, one, paths.mined(one)) for mode in run.modes} for one in (name, champion.name)
     )
-    found = gain(share, candidate, before) if isinstance(share, Share) else None
+    found = gain(task.shares[protocol.superior], candidate, before)
     if found is not None and found[1] <= protocol.screen:
         return None
     p = "could not be measured" if found is None else f"has a one-sided p of {found[1]:.4g}"

@@ -126,8 +126,7 @@ def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | 
 def compare(task: Task, protocol: Protocol, look: Look, candidate: ByMode, champion: ByMode) -> Iterator[Finding]:
     """Findings on whether a candidate beats the champion on average over modes, and in none is worse by a margin."""
     level, metric = look.level, protocol.superior
-    share = task.metrics[metric]
-    change, p = (isinstance(share, Share) and gain(share, candidate, champion)) or (None, 1.0)
+    change, p = gain(task.shares[metric], candidate, champion) or (None, 1.0)
     if change is None:
         sentence = f"{metric} could not be measured against {CHAMPION}; it must be better"
     else:

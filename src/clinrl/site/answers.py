@@ -105,7 +105,7 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
 
 
 def _verdict(run: Run, case: Case, line: Graded) -> str:
-    share = run.task.compared[run.task.safety.metric]
+    share = run.task.shares[run.task.safety.metric]
     if share.of(run.task.label(case), line.answer) is (share.worse == "higher"):
         return SAFETY
     return WRONG if is_wrong(run.model, case, line) else RIGHT

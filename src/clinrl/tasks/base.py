@@ -104,6 +104,11 @@ class Task(ABC):
         )
 
     @property
+    def shares(self) -> Mapping[str, Share]:
+        """The shares among `metrics`."""
+        return {name: share for name, share in self.metrics.items() if isinstance(share, Share)}
+
+    @property
     def all_metrics(self) -> Mapping[str, Share | Statistic]:
         """`metrics`, and the share of unreadable answers, which every task has."""
         return {**self.metrics, FORM[0]: NO_PARSE}
@@ -111,8 +116,7 @@ class Task(ABC):
     @property
     def compared(self) -> Mapping[str, Share]:
         """The shares that every paired test is about: `exact` first, then the safety metric."""
-        named = {name: self.metrics[name] for name in (EXACT, self.safety.metric)}
-        return {name: share for name, share in named.items() if isinstance(share, Share)}
+        return {name: self.shares[name] for name in (EXACT, self.safety.metric)}
 
     @property
     def asks(self) -> Judged:

@@ -207,7 +207,7 @@ def exposed(task: Task, total: Counts) -> float:
 
 def _verdicts(task: Task) -> dict[str, bool | None]:
     """The verdict of the safety metric on each pair of label and answer, by the name of its bucket."""
-    share = task.compared[task.safety.metric]
+    share = task.shares[task.safety.metric]
     answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]
     return {f"{gold} as {column(given)}": share.of(gold, given) for gold in task.labels for given in answers}
 
