@@ -30,7 +30,7 @@ from clinrl.intervals import (
     runs_of_means,
 )
 from clinrl.tasks.base import Task, parts_of
-from clinrl.tasks.parts import Statistic
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Case, Estimate
 
 
@@ -71,7 +71,7 @@ def section(
             versions=entry.versions,
             metrics={name: _figure(task, name, golds, entry, runs, clusters)
                      for name in (*chosen, "no_parse") if (runs := measured[entry.name].get(name))},
-            qualities={name: _mean_figure(task, name, runs) for name in entry.qualities
+            qualities={name: _figure(task, name, golds, entry, runs, clusters) for name in entry.qualities
                        if (runs := measured[entry.name].get(name))}
             | ({name: _reported(some) for name, some in entry.reported.items()} if part == ALL else {}),
             answered=_answered(counts),
@@ -148,18 +148,13 @@ def _metric(
 def _figure(
     task: Task, name: str, golds: Sequence[Any], entry: Entry, runs: Runs, clusters: Sequence[str] | None
 ) -> Figure:
-    """The figure of a metric; a share of one run, or one that is 0 or 1 in all runs, has the interval of reports."""
-    metric = task.all_metrics[name]
-    if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
-        return _mean_figure(task, name, runs)
-    same = share(metric, golds, entry.answers[0], clusters)
-    if same is None:
-        return _mean_figure(task, name, runs)
-    return Figure(**same.model_dump(), seeds=tuple(map(rounded, runs.values)))
-
-
-def _mean_figure(task: Task, name: str, runs: Runs) -> Figure:
-    return Figure(**average(runs, is_share=task.is_share(name)).model_dump(), seeds=tuple(map(rounded, runs.values)))
+    """The figure of a metric or a quality; a share of one run, or one that is 0 or 1 in all runs, has the interval of
+    reports."""
+    metric = task.all_metrics.get(name)  # None for a quality
+    is_same = len(runs.values) == 1 or set(runs.values) in ({0.0}, {1.0})
+    same = share(metric, golds, entry.answers[0], clusters) if isinstance(metric, Share) and is_same else None
+    found = same or average(runs, is_share=task.is_share(name))
+    return Figure(**found.model_dump(), seeds=tuple(map(rounded, runs.values)))
 
 
 def _reported(estimates: Sequence[Estimate]) -> Figure:
