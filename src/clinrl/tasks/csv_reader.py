@@ -55,7 +55,7 @@ class Table:
         Raises DataError for a quote that is not closed, or closed in the middle of a cell, and for a record that is
         longer than MAX_ROW_BYTES.
         """
-        with reading(self.path), _text(self.path, self._mark, self.encoding) as stream:
+        with open_bytes(self.path) as raw, _text(raw, self._mark, self.encoding) as stream:
             records = _records(self.path, stream, "repair the quotes of that record")
             next(records, None)
             for line, cells in records:
@@ -72,9 +72,9 @@ def open_table(path: Path) -> Table:
     it, so "ubject_id" after a mark is subject_id. Raises DataError if the file is missing, no text, in two encodings,
     or has a line that is longer than MAX_ROW_BYTES.
     """
-    with reading(path), _text(path, 0, "latin-1") as stream:  # one character a byte; line ends as csv sees them
+    with open_bytes(path) as raw, _text(raw, 0, "latin-1") as stream:  # a character a byte; line ends as csv sees them
         mark, encoding, lines = _scan(path, stream)
-    with reading(path), _text(path, mark, encoding) as stream:
+    with open_bytes(path) as raw, _text(raw, mark, encoding) as stream:
         _, header = next(_records(path, stream, "its first line must be a header"), (1, []))
     columns = ["_".join(cell.lower().split()) for cell in header]
     if mark and columns[:1] == ["ubject_id"]:
@@ -92,16 +92,12 @@ def locate(folder: Path, name: str) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def open_bytes(path: Path) -> BinaryIO:
-    """A stream of a file's bytes, decompressed if its name ends in .gz."""
-    return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
-
-
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file in this block into a DataError."""
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """A stream of a file's bytes, decompressed if its name ends in .gz. An error of reading it becomes a DataError."""
     try:
-        yield
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            yield cast("BinaryIO", stream)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; name the file or folder as it lies on this machine") from None
     except (IsADirectoryError, PermissionError) as error:
@@ -110,9 +106,8 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is not a whole gzip file; fetch it again") from None
 
 
-def _text(path: Path, mark: int, encoding: str) -> TextIO:
+def _text(raw: BinaryIO, mark: int, encoding: str) -> TextIO:
     """A stream of the text after the byte-order mark, with unchanged line ends."""
-    raw = open_bytes(path)
     raw.read(mark)
     return io.TextIOWrapper(raw, encoding, newline="")
 

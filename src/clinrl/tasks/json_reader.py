@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clinrl.errors import DataError
-from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, open_bytes, open_table, reading
+from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, open_bytes, open_table
 from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
@@ -56,7 +56,7 @@ def parse_json(text: str) -> Any:
 
 def recognise(path: Path) -> Records:
     """The records of a file. Raises DataError if the file is missing or damaged."""
-    with reading(path), open_bytes(path) as raw:
+    with open_bytes(path) as raw:
         first = _without_mark(raw.readline(MAX_ROW_BYTES))
         while first and not first.strip():
             first = raw.readline(MAX_ROW_BYTES)
@@ -84,7 +84,7 @@ def _objects(value: Any) -> bool:
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    with reading(path), open_bytes(path) as raw:
+    with open_bytes(path) as raw:
         number = 0
         while line := raw.readline(MAX_ROW_BYTES):
             number += 1
@@ -115,7 +115,7 @@ def _fields(value: Any) -> Fields | Unclear:
 
 
 def _count(path: Path) -> int:
-    with reading(path), open_bytes(path) as raw:
+    with open_bytes(path) as raw:
         return 1 + sum(block.count(b"\n") for block in iter(lambda: raw.read(1 << 20), b""))
 
 
@@ -149,7 +149,7 @@ def _fault(what: str) -> DataError:
 
 
 def _text(path: Path) -> str:
-    with reading(path), open_bytes(path) as raw:
+    with open_bytes(path) as raw:
         data = raw.read(MAX_JSON_BYTES + 1)
     if len(data) > MAX_JSON_BYTES:
         raise DataError(
