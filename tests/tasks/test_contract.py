@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, islice, pairwise, permutations
 from pathlib import Path
@@ -709,6 +710,10 @@ def test_a_task_without_its_metrics_is_named(members):
         ({"version": None}, "the task Odd needs version; see"),
         ({"safety": Safety(metric="misssed")}, "`safety.metric` of the task Odd is no share of `metrics`: 'misssed'"),
         ({"safety": Safety(metric="kappa")}, "`safety.metric` of the task Odd is no share of `metrics`: 'kappa'"),
+        (
+            {"ordered": replace(get_task("esi").ordered, over="kappa")},
+            "`ordered.over` of the task Odd is no share of `metrics`: 'kappa'",
+        ),
     ],
 )
 def test_a_task_with_a_member_missing_or_misnamed_is_named(members, says):

@@ -91,9 +91,12 @@ class Task(ABC):
         given, shares = cls.reporting, [name for name, of in cls.metrics.items() if isinstance(of, Share)]
         worse = [name for name in shares if cls.metrics[name].worse == "higher"]
         cls.safety = replace(cls.safety, metric=cls.safety.metric or next(iter(worse), EXACT))
-        if cls.safety.metric not in shares:
-            named = f"`safety.metric` of the task {cls.__name__}"
-            raise TypeError(f"{named} is no share of `metrics`: {cls.safety.metric!r}")
+        named = {"safety.metric": cls.safety.metric}
+        if cls.ordered:
+            named |= {"ordered.under": cls.ordered.under, "ordered.over": cls.ordered.over}
+        for at, name in named.items():
+            if name not in shares:
+                raise TypeError(f"`{at}` of the task {cls.__name__} is no share of `metrics`: {name!r}")
         cls.reporting = replace(
             given,
             headline=given.headline or (*cls.metrics, *given.qualities, *FORM),
