@@ -22,7 +22,7 @@ from clinrl.artifacts import md5
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
 from clinrl.provenance import dvc_yaml, lock
-from clinrl.provenance.stages import FIRST, command_of
+from clinrl.provenance.stages import FIRST, addresses_of, command_of
 from clinrl.runtime import determinism
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +113,7 @@ def test_a_comparison_follows_from_every_exam_of_its_task(params: Params, stages
         assert deps == {str(paths.params_proof()), str(folder)}
         for version in (f"{comparison.task}-base", *comparison.versions):
             record = str(paths.exam_record(comparison.task, version))
-            outs = [out.def_path for out in stages[lock.exam_stage(params, version)].outs]
+            outs = [out.def_path for out in stages[params.model(version).stage].outs]
             assert record in outs
             assert Path(record).parent == folder
         report = paths.comparison_report(name)
@@ -127,7 +127,7 @@ def test_dvc_runs_a_comparison_after_all_exams_of_its_task(params: Params, index
     for name, comparison in params.comparisons.items():
         (stage,) = (stage for stage in index.graph if stage.addressing == f"compare@{name}")
         before = {other.addressing for other in index.graph.successors(stage)}
-        assert {lock.exam_stage(params, version) for version in comparison.versions} <= before
+        assert {params.model(version).stage for version in comparison.versions} <= before
 
 
 @pytest.mark.long
@@ -136,7 +136,7 @@ def test_a_record_of_an_exam_says_what_the_lock_says(params: Params) -> None:
     for path in sorted((ROOT / "data/reports/exams").rglob("*.json")):
         record = json.loads(path.read_text())
         assert path == ROOT / paths.exam_record(path.parent.name, record["name"])
-        entry = recorded[lock.exam_stage(params, record["name"])]
+        entry = recorded[addresses_of(params, record["name"])["evaluate"]]
         known = {each["path"]: each["md5"] for kind in ("deps", "outs") for each in entry[kind]}
         assert record["md5"] == {used: known[used] for used in record["md5"]}
         assert str(paths.graded(record["name"])) in record["md5"] or record["name"] in params.rivals

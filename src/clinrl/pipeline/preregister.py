@@ -57,7 +57,7 @@ def _check_not_run(params: Params, name: str) -> None:
     for versions in params.comparisons[name].primary_rows.values():
         for version in versions:
             taken = [str(path) for path in (paths.report(version), paths.graded(version)) if path.exists()]
-            taken += [str(lock.LOCK)] if lock.exam_stage(params, version) in recorded else []
+            taken += [str(lock.LOCK)] if params.model(version).stage in recorded else []
             if taken:
                 raise ArtefactError(
                     f"{version} took its exam already, by {taken[0]}, and what is written after the runs is no "

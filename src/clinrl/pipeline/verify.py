@@ -186,9 +186,8 @@ def _files(path: Path, name: str) -> dict[str, str]:
 
 
 def _target(address: str, params: Params) -> str:
-    targets = {name: lock.exam_stage(params, name) for name in (*params.versions, *params.merges.all)}
-    for task in params.bases:
-        targets |= {f"{task}-base": f"baseline@{task}", f"base@{task}": f"base@{task}"}
+    targets = {name: params.model(name).stage for name in (*params.versions, *params.merges.all, *params.roots)}
+    targets |= {f"base@{task}": f"base@{task}" for task in params.bases}
     if address not in targets:
         raise ParamsError(f"{address!r} cannot be verified; {did_you_mean(address, targets)}")
     return targets[address]

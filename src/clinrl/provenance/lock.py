@@ -15,7 +15,6 @@ from clinrl import paths
 from clinrl.artifacts import md5
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
-from clinrl.provenance.stages import addresses_of
 from clinrl.types import Strict
 
 LOCK = Path("dvc.lock")
@@ -81,12 +80,6 @@ def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
     return {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", ())}
 
 
-def exam_stage(params: Params, name: str) -> str:
-    """Address of the stage in which a model of params.yaml, or a rival, takes its exam. Raises KeyError for any other
-    name."""
-    return addresses_of(params, name)["evaluate"]
-
-
 def ancestors(lock: Lock, target: str) -> list[str]:
     """`target` and every stage that it follows from, ancestors first. Stages that the lock lacks are left out."""
     makers = _makers(lock)
@@ -132,12 +125,11 @@ def demand(params: Params, name: str) -> None:
     model = params.model(name)
     used = [model.folder, paths.base(model.task.name), paths.cases(model.exam), paths.data_proof(model.exam)]
     used += [paths.graded(name), paths.report(name), *([paths.probe_proof(name)] if model.data else [])]
-    stage = exam_stage(params, name)
-    found = facts(read(), stage)
+    found = facts(read(), model.stage)
     for path in used:
         about = [fact for fact in found if fact.path == str(path) or Path(fact.path).parent == path]
         if not about:
-            raise ArtefactError(f"dvc.lock records nothing of {path}; run `dvc repro {stage}`")
+            raise ArtefactError(f"dvc.lock records nothing of {path}; run `dvc repro {model.stage}`")
         for fact in about:
             if fact.state == "absent":
                 raise ArtefactError(fact.sentence)

@@ -60,7 +60,7 @@ def count(params: Params, name: str, identity: str) -> list[str]:
     lineage as dvc.lock records it. Other files do not count. Raises ArtefactError if there is no dvc.lock.
     """
     recorded = lock.read()
-    outs = lock.outputs(recorded, lineage(recorded, lock.exam_stage(params, name)))
+    outs = lock.outputs(recorded, lineage(recorded, params.model(name).stage))
     found = set()
     for file in sorted(paths.attestations(name).glob("*.json")):
         try:

@@ -67,7 +67,7 @@ def walk(params: Params, name: str) -> list[Link]:
 
 def _links_of(params: Params, name: str) -> Iterator[Link]:
     model = params.model(name)
-    files = _link(name, "files", _check_files, params, model)
+    files = _link(name, "files", _check_files, model)
     yield files
     if files.state != "holds":  # every other link reads these files
         return
@@ -86,34 +86,32 @@ def _links_of(params: Params, name: str) -> Iterator[Link]:
             yield _link(name, "parent", _check_same, made, part, paths.adapter(part), f"is made of {part}")
         yield _link(name, "base", _check_same, made, "base", base, f"is a model on {base}")
     identity = artifacts.identity(made)
-    yield _link(name, "exam", _check_exam, params, model, identity, paths.graded(name), lock.exam_stage(params, name))
+    yield _link(name, "exam", _check_exam, params, model, identity, paths.graded(name), model.stage)
     if name in params.resits:
         yield _link(name, "resit", _check_resit, params, model, identity)
     if name in params.mining:
         yield _link(name, "mining", _check_mined, params, name)
-    yield _link(name, "lock", _check_lock, params, name)
-    yield _link(name, "provenance", _check_provenance, params, name)
+    yield _link(name, "lock", _check_lock, params, model)
+    yield _link(name, "provenance", _check_provenance, model)
     yield _link(name, "registry", _check_registered, params, name, made)
 
 
-def _check_files(params: Params, model: Model) -> tuple[str, str]:
+def _check_files(model: Model) -> tuple[str, str]:
     folder = model.folder
     if not folder.exists():
-        stage = lock.exam_stage(params, model.name)
-        raise Unchecked(
-            "absent", f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {stage}`, which makes it"
-        )
+        made = f"`dvc repro {model.stage}`, which makes it"
+        raise Unchecked("absent", f"{folder} is not here; run `dvc checkout`, `dvc pull`, or {made}")
     manifest = artifacts.verified(folder)
     says = f"{len(manifest.files)} files of {folder} are what they were when it was made"
     return artifacts.identity(manifest), says
 
 
-def _check_lock(params: Params, name: str) -> tuple[str, str]:
+def _check_lock(params: Params, model: Model) -> tuple[str, str]:
     """Check that the outputs of a version that are here are what dvc.lock records, made of what it records.
 
     Outputs of other versions belong to the links of those versions.
     """
-    facts = _recorded(params, name, lock.exam_stage(params, name))
+    facts = _recorded(params, model.name, model.stage)
     digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
     return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
 
@@ -138,16 +136,16 @@ def _recorded(params: Params, name: str, target: str) -> list[lock.Fact]:
     return facts
 
 
-def _check_provenance(params: Params, name: str) -> tuple[str, str]:
+def _check_provenance(model: Model) -> tuple[str, str]:
     """Check that each stage of a version has a signed statement of its inputs and outputs; cached ones may lack it."""
     stages: list[str] = []
     with suppress(ArtefactError):  # which `_check_lock` reports
-        stages = lock.ancestors(lock.read(), lock.exam_stage(params, name))
-    own = [stage for stage in stages if stage.partition("@")[2] == name]
+        stages = lock.ancestors(lock.read(), model.stage)
+    own = [stage for stage in stages if stage.partition("@")[2] == model.name]
     found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
     missing = [stage for stage in own if stage not in found]
     if missing or not own:
-        made = missing or [lock.exam_stage(params, name)]
+        made = missing or [model.stage]
         mend = f"`dvc repro --force --single-item {' '.join(made)}`"
         raise Unchecked("unrecorded", f"nobody here signed what {', '.join(made)} made; {mend} would")
     return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
