@@ -15,7 +15,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError, mask
 from clinrl.provenance import bom
 from clinrl.registry import novelty, pyfunc
-from clinrl.signing.folder import check, sign, signed_files
+from clinrl.signing.folder import check, sign
 from clinrl.signing.keys import Key
 from clinrl.tasks.importing import is_imported
 from clinrl.tracking.mlflow_store import beside, file_of, place
@@ -55,7 +55,7 @@ def _files(client: "MlflowClient", model: "LoggedModel") -> "ArtifactRepository"
 
 def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
     """The name of the key that signed a registered folder. Raises Refused if a file or the record is not as signed."""
-    name = check(folder, keys, but=(NOTED,))
+    name, _ = check(folder, keys, but=(NOTED,))
     pyfunc.read(folder)
     return name
 
@@ -157,7 +157,7 @@ def _remove(client: "MlflowClient", model: "LoggedModel") -> None:
 def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: "Recorded") -> None:
     """Refuse a folder if the signed weights are not the checked ones: files may change while they are linked."""
     checked = {identity(made.manifest), identity(made.base)}
-    signed = signed_files(folder, key)
+    _, signed = check(folder, {"": key})
     for part, manifest in parts.items():
         held = {name.removeprefix(f"{part}/"): digest for name, digest in signed.items() if name.startswith(f"{part}/")}
         held.pop(MANIFEST, None)

@@ -52,17 +52,11 @@ def sign(folder: Path, signer: Signer) -> None:
         partial.unlink(missing_ok=True)
 
 
-def check(folder: Path, keys: Mapping[str, Key], *, but: Iterable[str] = ()) -> str:
-    """The name of the key that signed a folder. `but` are files at its top that may be there unsigned.
+def check(folder: Path, keys: Mapping[str, Key], *, but: Iterable[str] = ()) -> tuple[str, dict[str, str]]:
+    """The name of the key that signed a folder, and the SHA-256 of each signed file, by its path in the folder.
 
-    Raises SignatureError naming a file that was altered, is missing or was added, or if there is no signature of a
-    listed key.
+    `but` are files at its top that may be there unsigned. Raises SignatureError naming a file that was altered, is
+    missing or was added, or if there is no signature of a listed key.
     """
     with signature_errors():
-        return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)[0]
-
-
-def signed_files(folder: Path, key: Key) -> dict[str, str]:
-    """SHA-256 of each file that a key signed in a folder, by its path in it. Raises as `check` does."""
-    with signature_errors():
-        return clinrl_loader.check(folder, {"": key.line})[1]
+        return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)
