@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import files_of, identity, locked, md5, read_manifest, sha256_file
+from clinrl.artifacts import digests, identity, locked, md5, read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
@@ -133,11 +133,11 @@ def compare(
     old_outs, new_outs = ({out["path"]: out for out in entry.get("outs", ())} for entry in (old, new))
     for path in sorted(old_outs.keys() | new_outs.keys()):
         committed = committed_of(old_outs[path]) if path in old_outs else {}
-        rebuilt = _files(tree / path, path)
+        rebuilt = {str(Path(path, file)): f"sha256:{digest}" for file, digest in digests(tree / path).items()}
         if committed is None:  # these files are not here, so only the lock's digests of the whole output are compared
-            digests = [f"md5:{outs[path]['md5']}" if path in outs else "" for outs in (old_outs, new_outs)]
-            if digests[0] != digests[1]:
-                rows.append(_row(name, path, *digests))
+            both = [f"md5:{outs[path]['md5']}" if path in outs else "" for outs in (old_outs, new_outs)]
+            if both[0] != both[1]:
+                rows.append(_row(name, path, *both))
                 continue
             committed = rebuilt
         files = sorted(committed.keys() | rebuilt.keys())
@@ -179,10 +179,6 @@ def _row(stage_name: str, file: str, committed: str, rebuilt: str) -> FileVerdic
 def _entry_digest(entry: Mapping[str, Any]) -> str:
     """The digest of a stage's entry in the lock: its command, its parameters, and the digests of inputs and outputs."""
     return "sha256:" + hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest() if entry else ""
-
-
-def _files(path: Path, name: str) -> dict[str, str]:
-    return {str(Path(name) / file.relative_to(path)): f"sha256:{sha256_file(file)}" for file in files_of(path)}
 
 
 def _target(address: str, params: Params) -> str:
