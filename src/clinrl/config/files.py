@@ -88,9 +88,7 @@ def place_of(text: str, places: Places, default: Path) -> Path:
 
 def check_places(params: "Params", places: Places) -> None:
     """Raise ParamsError for a block of params/ that is not in the file in which dvc.yaml looks for it."""
-    blocks: dict[str, VersionSpec | DatasetSpec] = {f"versions.{name}": v for name, v in params.versions.items()}
-    blocks |= {f"datasets.{name}": dataset for name, dataset in params.datasets.items()}
-    for at, block in blocks.items():
+    for at, block in filed(params).items():
         if places[at].parent.name == FOLDER and block.file != places[at].stem:
             raise ParamsError(
                 f"{at}.file is {block.file!r}; it must be {places[at].stem!r}, the file that it stands in"
@@ -103,6 +101,12 @@ def check_places(params: "Params", places: Places) -> None:
     for at, stem in wanted:
         if places[at].parent.name == FOLDER and stem != places[at].stem:
             raise ParamsError(f"{at} stands in {places[at].name}, but DVC looks for it in {stem}.yaml; move it there")
+
+
+def filed(params: "Params") -> dict[str, DatasetSpec | VersionSpec]:
+    """The blocks that name their file of params/, by key path."""
+    drawn: dict[str, DatasetSpec | VersionSpec] = {f"datasets.{name}": block for name, block in params.datasets.items()}
+    return drawn | {f"versions.{name}": block for name, block in params.versions.items()}
 
 
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:

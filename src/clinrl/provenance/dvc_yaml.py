@@ -15,10 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from clinrl import paths
 from clinrl.artifacts import md5, write_json
-from clinrl.config.files import FOLDER, files_with, merge_files, read_files
+from clinrl.config.files import FOLDER, filed, files_with, merge_files, read_files
 from clinrl.config.params import Params, load_params
 from clinrl.config.plain_yaml import read_yaml
-from clinrl.config.schema import DatasetSpec, VersionSpec
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance import lock
 
@@ -91,7 +90,7 @@ def check(source: Path) -> Params:
         for file in files_with(source)[1:]:
             if (name := f"{FOLDER}/{file.name}") not in listed:
                 raise ParamsError(f"{name} is not among `vars` in dvc.yaml, so DVC does not see it; list it there")
-        for at, block in _blocks(params) if "stages" in described else ():
+        for at, block in filed(params).items() if "stages" in described else ():
             if not block.file:
                 to = f"{FOLDER}/{block.task}.yaml, with `file: {block.task}`"
                 raise ParamsError(f"{at} stands in {source.name}, where DVC does not look for it; move it to {to}")
@@ -100,11 +99,6 @@ def check(source: Path) -> Params:
                 if missing := next((key for key, value in values.items() if value is ABSENT), None):
                     raise ParamsError(f"{stage.address} reads {missing} in {named}, where it is not; move it there")
     return params
-
-
-def _blocks(params: Params) -> Iterator[tuple[str, DatasetSpec | VersionSpec]]:
-    yield from ((f"datasets.{name}", block) for name, block in params.datasets.items())
-    yield from ((f"versions.{name}", block) for name, block in params.versions.items())
 
 
 def prove(source: Path) -> None:
