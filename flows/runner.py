@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 from prefect import get_client
-from prefect.deployments.runner import DeploymentApplyError
 from prefect.runner import Runner
 
 from clinrl.config.params import load_params
@@ -40,7 +39,7 @@ def run() -> None:
             try:
                 asyncio.run(poll(served))
             except Exception as error:
-                if not _is_away(error):
+                if not runs.is_away(error):
                     raise
                 print(AWAY, file=sys.stderr)
                 time.sleep(PAUSE_S)
@@ -64,7 +63,7 @@ async def poll(served: Iterable[Any]) -> None:
             try:
                 await poller._get_and_submit_flow_runs()
             except Exception as error:
-                if not _is_away(error):
+                if not runs.is_away(error):
                     raise
                 if not was_away:
                     print(AWAY, file=sys.stderr)
@@ -73,12 +72,6 @@ async def poll(served: Iterable[Any]) -> None:
                 if was_away and not submitting:  # it holds runs until their processes end
                     return
             await asyncio.sleep(runner.query_seconds)
-
-
-def _is_away(error: Exception) -> bool:
-    if isinstance(error, DeploymentApplyError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    return runs.is_away(error)
 
 
 @with_exit_code

@@ -17,7 +17,6 @@ from prefect import State, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import StateType
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.context import ConcurrencyContext
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
@@ -84,13 +83,12 @@ def prefect_errors() -> Iterator[None]:
         ) from error
 
 
-def is_away(error: Exception) -> bool:
-    """Whether a Prefect server did not answer, or answered that it cannot, as when its database is away."""
-    while isinstance(error, ConcurrencySlotAcquisitionError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__
+def is_away(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, is that a Prefect server did not answer, or answered that it cannot, as when its
+    database is away."""
     if isinstance(error, PrefectHTTPStatusError):
         return error.response.status_code >= 500
-    return isinstance(error, httpx.TransportError)
+    return isinstance(error, httpx.TransportError) or (error is not None and is_away(error.__cause__))
 
 
 def begin() -> None:
