@@ -6,7 +6,6 @@ owner reads, in the environment, or in an agent. Messages never quote a private 
 """
 
 import base64
-import fcntl
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import clinrl_loader
-from clinrl.artifacts import write_text
+from clinrl.artifacts import locked, write_text
 from clinrl.errors import Refused, SignatureError, echo
 from clinrl.types import Strict
 from clinrl_loader import KIND
@@ -325,12 +324,11 @@ def _lock_folder() -> Iterator[None]:
     """One process at a time changes .clinrl/keys; the others wait."""
     try:
         FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stream = (FOLDER / ".lock").open("a")
+        (FOLDER / ".lock").touch()
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise SignatureError(
             f"no key can be kept in {FOLDER} ({error.strerror}); name one in CLINRL_SIGNING_KEY or "
             "CLINRL_SIGNING_KEY_FILE, or let this user write there"
         ) from None
-    with stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with locked(FOLDER / ".lock"):
         yield
