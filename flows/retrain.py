@@ -70,7 +70,11 @@ def scheduled(task: str) -> State[None]:
             clone.push(addresses(load_params(), task))
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
-    with runs.in_turn(task, f"the schedule of {task}"), clone.at(head(), f"retrain-{task}", left):
+    with (
+        runs.slot(f"retrain-{task}"),  # waits until no scheduled run of the task works, or asks a person
+        turns.at_work(task, f"the schedule of {task}"),  # Busy if a flow without this server works on it here
+        clone.at(head(), f"retrain-{task}", left),
+    ):
         if turns.is_overtaken():
             return Completed(name=turns.OVERTAKEN, message="a run that began after this one was due did its work")
         branches.go_on(to, WRITTEN)

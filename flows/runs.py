@@ -28,7 +28,6 @@ from prefect.states import Cancelled, Crashed, Pending
 
 from clinrl.errors import Refused, mask
 from clinrl.runtime import processes
-from flows.turns import at_work
 
 TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
 """The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two.
@@ -170,16 +169,6 @@ def slot(name: str) -> Iterator[None]:
             leases = context.cleanup_lease_ids if context else []
             _tag(client, *(f"{_LEASE.format(name)}{lease}" for lease in leases[-1:]))
             yield
-
-
-@contextmanager
-def in_turn(task: str, flow: str) -> Iterator[None]:
-    """Wait until no scheduled flow of a task runs, or asks a person, on this server; then hold the right to work on it.
-
-    Raises Busy if a flow of this checkout works on the task without this server.
-    """
-    with slot(f"retrain-{task}"), at_work(task, flow):
-        yield
 
 
 def _tag(client: Any, *tags: str) -> None:
