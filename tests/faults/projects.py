@@ -143,7 +143,7 @@ def promote(params: Params) -> None:
     """Decide on v2 and promote it, as the person who approves it does."""
     decision = decisions.decide(params, NAME)
     token = approval.token(decision.digest, APPROVER, approver(Path.cwd()))
-    envelope = approval.check_token(params, decision.digest, token)
+    envelope = approval.check_token(params, decision.digest, token, APPROVER)
     promotion.promote(params, NAME, decision=decision, approval=envelope)
 
 

@@ -75,25 +75,23 @@ def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
     return {name or keys.OURS: ours}
 
 
-def check_token(params: "Params", decision: str, token: str, name: str = "") -> dict[str, Any]:
-    """The signed approval of a decision (its digest) that a token stands for.
+def check_token(params: "Params", decision: str, token: str, name: str) -> dict[str, Any]:
+    """The signed approval of a decision (its digest) by the person of a name, which a token stands for.
 
-    `name` is the approver that an answer names: if given, the token must be theirs. If params.yaml lists no approvers,
-    at scale embedded, this checkout's key approves under that name. Raises SignatureError if no listed key made the
-    token, or if nobody can approve.
+    If params.yaml lists no approvers, at scale embedded, this checkout's key approves under that name. Raises
+    SignatureError if the key of that name did not make the token, or if nobody can approve.
     """
     try:
         signature = base64.b64decode(token.strip(), altchars=b"-_", validate=True) if len(token) < MAX_TOKEN else b""
     except ValueError:
         signature = b""
-    for approver, key in approvers(params, name).items():
-        claim = statement(decision, approver)
-        if key.verifies(dsse.signed_bytes(claim), signature):
-            return dsse.make_envelope(claim, key, signature)
-    raise SignatureError(
-        "this token is no approval of this decision by anybody who is listed; `clinrl approve DECISION --as NAME` "
-        "makes one"
-    )
+    key, claim = approvers(params, name)[name], statement(decision, name)
+    if not key.verifies(dsse.signed_bytes(claim), signature):
+        raise SignatureError(
+            "this token is no approval of this decision by anybody who is listed; `clinrl approve DECISION --as NAME` "
+            "makes one"
+        )
+    return dsse.make_envelope(claim, key, signature)
 
 
 def sign_approval(params: "Params", decision: str, approver: str) -> dict[str, Any]:
