@@ -97,19 +97,12 @@ def stage(address: str, *, keep: bool = False, attest: bool = False, as_json: bo
         equal = all(row.verdict == "equal" for row in verdicts)
         claim = None
         if equal and witness is not None:
-            files = {row.file: row.rebuilt.removeprefix("sha256:") for row in verdicts if row.file != str(lock.LOCK)}
+            built = {row.file: row.rebuilt.removeprefix("sha256:") for row in verdicts if row.file != str(lock.LOCK)}
             outs = lock.outputs(after, names)
-            claim = rebuilt.statement(address, commit, _identity(address, tree), outs, files)
-    report: dict[str, Any] = {
-        "address": address,
-        "commit": commit,
-        "equal": equal,
-        "files": [asdict(row) for row in verdicts],
-    }
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        show(("verdict", "stage", "file", "committed", "rebuilt"), report["files"], as_json=False)
+            claim = rebuilt.statement(address, commit, _identity(address, tree), outs, built)
+    files = [asdict(row) for row in verdicts]
+    report = {"address": address, "commit": commit, "equal": equal, "files": files}
+    show(("verdict", "stage", "file", "committed", "rebuilt"), files, as_json=as_json, content=report)
     good = sum(row.verdict == "equal" for row in verdicts)
     echo(f"{address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal")
     if claim is not None and witness is not None:  # after the verdict, which thus survives a failure to sign
