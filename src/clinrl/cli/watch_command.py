@@ -1,6 +1,5 @@
 """`clinrl watch`: report on a served model from its counts, and count labels that arrive later."""
 
-import json
 from pathlib import Path
 
 from clinrl.cli.names import names
@@ -36,13 +35,9 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
             else "the registry has no champion or candidate"
         )
         raise Refused(f"nothing of {name} is watched here: {lacks}; look where `clinrl serve {name}` runs")
-    if as_json:
-        print(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
-    else:
-        rows = [
-            {"version": one.version, **row.model_dump()} for one in found for row in (*one.safety, *one.drift[:ROWS])
-        ]
-        show(("version", *Finding.model_fields), rows, as_json=False)
+    rows = [{"version": one.version, **row.model_dump()} for one in found for row in (*one.safety, *one.drift[:ROWS])]
+    content = [one.model_dump(mode="json") for one in found]
+    show(("version", *Finding.model_fields), rows, as_json=as_json, content=content)
     for one in found:
         alarms = f"alarm: {', '.join(one.alarms)}" if one.alarms else "no alarm"
         if one.exposed is not None:
