@@ -1,7 +1,6 @@
 """Commands about planned and registered versions: one function a command, which prints and returns an exit code."""
 
 import gc
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,10 +127,8 @@ def lookup(params: Params, name: str, which: str | None, *, as_json: bool = Fals
     if which is None:
         raise ParamsError(f"WHICH is missing: champion, candidate, previous, a version of {name} or a number")
     entry = registry.find(name, which)
-    if as_json:
-        print(json.dumps(_row(entry) | {"tags": entry.tags, "uri": f"models:/{entry.model}/{entry.number}"}, indent=2))
-    else:
-        _show(entry)
+    content = _row(entry) | {"tags": entry.tags, "uri": f"models:/{entry.model}/{entry.number}"}
+    _show(entry, as_json=as_json, content=content)
 
 
 def alarms(params: Params, name: str, *, as_json: bool = False) -> int:
@@ -215,8 +212,8 @@ def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
     return 1 if broken else 0
 
 
-def _show(*entries: registry.Entry, as_json: bool = False) -> None:
-    _show_digests(COLUMNS, [_row(entry) for entry in entries], as_json=as_json, narrow=NARROW)
+def _show(*entries: registry.Entry, as_json: bool = False, content: Any = None) -> None:
+    _show_digests(COLUMNS, [_row(entry) for entry in entries], as_json=as_json, narrow=NARROW, content=content)
 
 
 def _show_digests(columns: Sequence[str], rows: list[dict[str, Any]], *, as_json: bool, **named: Any) -> None:
