@@ -87,7 +87,7 @@ def go_on(of: str, may_change: Collection[str]) -> None:
         _check(of, before, "HEAD", may_change)
     except Refused as error:
         git("reset", "--quiet", "--hard", before)
-        if not audit_log.is_longer_at(log := paths.audit_log(), "FETCH_HEAD"):
+        if not audit_log.is_longer_at(log := paths.AUDIT_LOG, "FETCH_HEAD"):
             raise
         raise Refused(  # as after a forced push: its approvals would be lost with the branch
             f"{error}. It has lines of {log} that are nowhere else; first `git fetch origin {of}`, "
@@ -164,7 +164,7 @@ def _check(of: str, old: str, new: str, may_change: Collection[str]) -> None:
     outside = [path for path in changed if allowed.isdisjoint([path, *map(str, Path(path).parents)])]
     if foreign := outside or [*filter(OBEYED.search, changed)]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
-    if not audit_log.grew(log := paths.audit_log(), old, new):
+    if not audit_log.grew(log := paths.AUDIT_LOG, old, new):
         raise Refused(f"branch {of} lacks lines of {log}, which only grows; see who pushed it, and delete it")
 
 

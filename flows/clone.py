@@ -25,7 +25,7 @@ FOLDER = "CLINRL_CLONES"
 AUTHOR = {"NAME": "clinrl", "EMAIL": "clinrl@localhost"}
 """The author of commits in clones; a person merges them."""
 OWN = (Path(".dvc/config.local"), Path("machine.yaml"))  # not in git: of the checkout, or of the folder of its clones
-SHARED = (keys.FOLDER, statements.FOLDER, paths.champions())
+SHARED = (keys.FOLDER, statements.FOLDER, paths.CHAMPIONS)
 """The folders that a clone shares with the checkout, so that they count in both: keys, signed statements, and the
 answers of champions with the lock under which an alias moves."""
 

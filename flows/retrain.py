@@ -95,7 +95,7 @@ def scheduled(task: str) -> State[None]:
 
 def head() -> str:
     """The checkout's commit. Raises Refused if it lacks params.yaml, or lines of the audit log."""
-    if clone.git("status", "--porcelain", "--", log := str(paths.audit_log())):
+    if clone.git("status", "--porcelain", "--", log := str(paths.AUDIT_LOG)):
         raise Refused(
             f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
         )

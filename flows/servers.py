@@ -133,7 +133,7 @@ def mlflow_app() -> "Fence":
 @contextmanager
 def starting() -> Iterator[None]:
     """Wait until no other process of this project starts a server: two cannot create one database at once."""
-    with locked(paths.locks() / "servers.lock"):
+    with locked(paths.LOCKS / "servers.lock"):
         yield
 
 

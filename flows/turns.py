@@ -20,7 +20,7 @@ def at_work(task: str, flow: str) -> Iterator[None]:
 
     The kernel releases the lock when the process ends.
     """
-    file = paths.locks() / f"flow-{task}.lock"
+    file = paths.LOCKS / f"flow-{task}.lock"
     with locked(file, waits=False) as stream:
         if stream is None:
             holder = file.read_text(encoding="utf-8").strip() or "another flow"

@@ -59,7 +59,7 @@ def test_no_command_of_the_pipeline_holds_a_name(stages: dict[str, Any]) -> None
 
 
 def test_every_stage_follows_from_a_params_file_that_was_checked(stages: dict[str, Any]) -> None:
-    proof = str(paths.params_proof())
+    proof = str(paths.PARAMS_PROOF)
     assert [out.def_path for out in stages[FIRST].outs] == [proof]
     assert {dep.def_path for dep in stages[FIRST].deps} == {"params.yaml", "params"}
     for address in stages.keys() - {FIRST}:
@@ -110,7 +110,7 @@ def test_a_comparison_follows_from_every_exam_of_its_task(params: Params, stages
         stage = stages[f"compare@{name}"]
         folder = paths.exam_record(comparison.task, "x").parent
         deps = {dep.def_path for dep in stage.deps if not hasattr(dep, "params")}
-        assert deps == {str(paths.params_proof()), str(folder)}
+        assert deps == {str(paths.PARAMS_PROOF), str(folder)}
         for version in (f"{comparison.task}-base", *comparison.versions):
             record = str(paths.exam_record(comparison.task, version))
             outs = [out.def_path for out in stages[params.model(version).stage].outs]
@@ -336,7 +336,7 @@ def test_a_hub_that_is_away_leaves_the_base_that_is_there(tmp_path: Path, monkey
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     dvc(tmp_path, "init", "--no-scm", "--quiet")
     dvc(tmp_path, "repro", "base@esi", code=255)
-    assert (tmp_path / paths.params_proof()).exists()  # so it was the base that failed
+    assert (tmp_path / paths.PARAMS_PROOF).exists()  # so it was the base that failed
     assert all(path.read_text() == "kept" for path in kept)
 
 

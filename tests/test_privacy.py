@@ -111,10 +111,10 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     assert "synthetic" not in (paths.report("v1") / "report.md").read_text()
 
     build.stage(params)
-    text = sites.unpacked(paths.site())
+    text = sites.unpacked(paths.SITE)
     assert not [canary for canary in sown.CANARIES if canary in text]
-    assert "nothing is shown but counts" in (paths.site() / "answers/v1.html").read_text()
-    assert not list(paths.site().glob("answers/data/*"))
+    assert "nothing is shown but counts" in (paths.SITE / "answers/v1.html").read_text()
+    assert not list(paths.SITE.glob("answers/data/*"))
 
 
 @pytest.fixture(scope="module")

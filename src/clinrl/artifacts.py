@@ -226,7 +226,7 @@ def exclusive(target: Path, folder: Path | None = None, *, waits: bool = False) 
     The lock file lies in `folder`, by default with the other locks of this checkout. The kernel releases the lock when
     the process ends, so a killed run blocks nobody.
     """
-    with locked((folder or paths.locks()) / (str(target).replace("/", "-") + ".lock"), waits=waits) as stream:
+    with locked((folder or paths.LOCKS) / (str(target).replace("/", "-") + ".lock"), waits=waits) as stream:
         if stream is None:
             raise Busy(f"another command is writing {target}; wait for it to end and start this one again")
         yield

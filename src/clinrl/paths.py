@@ -14,6 +14,18 @@ CASES_FILE = "cases.jsonl"
 REFUSED_FILE = "refused.tsv"
 IMPORT_FILE = "import.json"
 """Counts of the rows of an import's source by what became of them. Only an imported data set has this file."""
+EXPORTS = Path("data/exports")
+"""Folder of exports for other tools, which can be written again at any time. Git and DVC ignore it."""
+PARAMS_PROOF = Path("data/reports/params.json")
+"""Proof that params.yaml was checked: a constant, which every stage depends on."""
+CHAMPIONS = Path(".clinrl/champions")
+"""Folder of the answers of champions, and of the locks on their aliases."""
+LOCKS = Path(".clinrl/locks")
+"""Folder of the locks for work that one process at a time may do in this checkout."""
+SITE = Path("build/site")
+"""The pages of `clinrl site`, which git ignores."""
+AUDIT_LOG = Path("data/reports/decisions.jsonl")
+"""The audit log of decisions, approvals, promotions and rollbacks."""
 
 
 def _named_in(folder: str, suffix: str = "") -> Callable[[str], Path]:
@@ -71,16 +83,6 @@ watched = _named_in(".clinrl/watched", ".sqlite")
 """The counts of a registered model's requests and answers; private."""
 
 
-def exports() -> Path:
-    """Folder of exports for other tools, which can be written again at any time. Git and DVC ignore it."""
-    return Path("data/exports")
-
-
-def params_proof() -> Path:
-    """Proof that params.yaml was checked: a constant, which every stage depends on."""
-    return Path("data/reports/params.json")
-
-
 def exam_record(task: str, name: str) -> Path:
     """The record of an exam of a version, a merge or a base. A comparison depends on the folder of its task."""
     return Path("data/reports/exams") / task / f"{name}.json"
@@ -96,26 +98,6 @@ def journal(name: str, key: str) -> Path:
     return Path(".clinrl/exams") / f"{name}-{key[:16]}"
 
 
-def champions() -> Path:
-    """Folder of the answers of champions, and of the locks on their aliases."""
-    return Path(".clinrl/champions")
-
-
 def champions_answers(digest: str) -> Path:
     """The graded answers of a champion, by the identity of its adapter, for comparison with later candidates."""
-    return champions() / digest[:32]
-
-
-def locks() -> Path:
-    """Folder of the locks for work that one process at a time may do in this checkout."""
-    return Path(".clinrl/locks")
-
-
-def site() -> Path:
-    """The pages of `clinrl site`, which git ignores."""
-    return Path("build/site")
-
-
-def audit_log() -> Path:
-    """The audit log of decisions, approvals, promotions and rollbacks."""
-    return Path("data/reports/decisions.jsonl")
+    return CHAMPIONS / digest[:32]

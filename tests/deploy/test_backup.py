@@ -74,7 +74,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lose() -> None:
     """Remove all that a backup is for."""
-    paths.audit_log().unlink()
+    paths.AUDIT_LOG.unlink()
     for folder in LOST:
         shutil.rmtree(folder)
 
@@ -89,7 +89,7 @@ def whole() -> list[tuple[str, ...]]:
 def check(kept: list[audit_log.Entry], before: list[tuple[str, ...]]) -> None:
     """Hold the files, the audit log, the lineage and the champion against what was before."""
     run(sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@v1", "evaluate@v2")
-    assert audit_log.read(paths.audit_log(), keys.keyring()) == kept
+    assert audit_log.read(paths.AUDIT_LOG, keys.keyring()) == kept
     assert whole() == before
     assert not keys.PRIVATE.exists()
     champion = versions.holder("esi", "champion")
@@ -109,7 +109,7 @@ def test_a_lost_project_is_whole_again_and_its_champion_loads(project: Path, tmp
     assert (done.returncode, done.stderr) == (0, "")
     assert not [*(tmp_path / "backup").rglob("*.pem")]
     assert (tmp_path / "backup").stat().st_mode & 0o077 == 0
-    kept = audit_log.read(paths.audit_log(), keys.keyring())
+    kept = audit_log.read(paths.AUDIT_LOG, keys.keyring())
     lose()
     restored = script("restore", str(tmp_path / "backup"))
     assert restored.returncode == 0, restored.stderr
@@ -200,16 +200,16 @@ def test_a_link_in_the_store_is_seen_when_the_backup_is_made(project: Path, tmp_
 def test_a_log_of_git_that_is_younger_than_the_backup_stays(project: Path, tmp_path: Path) -> None:
     assert script("make", str(tmp_path / "backup")).returncode == 0
     promotion.refuse(champions.params(), decisions.decide(champions.params(), "v2"), "not this week")
-    log = paths.audit_log().read_bytes()
+    log = paths.AUDIT_LOG.read_bytes()
     shutil.rmtree("mlruns")
     done = script("restore", str(tmp_path / "backup"))
     assert done.returncode == 0, done.stderr
     assert "clinrl: data/reports/decisions.jsonl is younger than the backup and stays" in done.stderr
-    assert paths.audit_log().read_bytes() == log
+    assert paths.AUDIT_LOG.read_bytes() == log
 
 
 def longer() -> None:
-    paths.audit_log().write_text("{}\n")
+    paths.AUDIT_LOG.write_text("{}\n")
 
 
 def other_key() -> None:
@@ -392,12 +392,12 @@ def test_a_lost_database_and_bucket_are_whole_again(project: Path, plant: Plant,
     run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc")
     run(sys.executable, "-m", "dvc", "push", "--quiet")
     given = champions.params()
-    paths.audit_log().unlink()
+    paths.AUDIT_LOG.unlink()
     with dolls.few_draws():
         for name in ("v2", "v1"):
             versions.register(given, name)
         examined.promote(given, "v1", "Ada Lovelace", decisions.decide(given, "v1"))
-    kept, before = audit_log.read(paths.audit_log(), keys.keyring()), whole()
+    kept, before = audit_log.read(paths.AUDIT_LOG, keys.keyring()), whole()
     shared = {
         "MLFLOW_BACKEND_STORE_URI": f"postgresql://{plant.database}/mlflow",
         "MLFLOW_ARTIFACTS_DESTINATION": BUCKET,

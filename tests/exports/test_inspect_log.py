@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_is_a_sentence(words, code, says, triage, monkey
     monkeypatch.chdir(triage)
     assert cli.main(["export", "inspect", *words]) == code
     assert says in capsys.readouterr().err
-    assert not paths.exports().exists()
+    assert not paths.EXPORTS.exists()
 
 
 def test_a_version_that_took_no_exam_is_refused(tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_the_text_of_somebodys_records_does_not_leave(export, tmp_path, monkeypa
     paths.graded("v1").mkdir(parents=True)
     with pytest.raises(DataError, match="mietic-36 holds somebody's records, whose text must not leave"):
         export(params, "v1")
-    assert not paths.exports().exists()
+    assert not paths.EXPORTS.exists()
     assert not STORE.exists()
 
 
@@ -169,7 +169,7 @@ def test_what_a_model_says_that_learned_from_somebodys_records_does_not_leave(ex
     for edited in (params, params.model_copy(update={"versions": drawn.versions | now})):
         with pytest.raises(DataError, match="v2 learned from somebody's records and may repeat them; nothing was"):
             export(edited, "v2")
-    assert not paths.exports().exists()
+    assert not paths.EXPORTS.exists()
     assert not STORE.exists()
 
 

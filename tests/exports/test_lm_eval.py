@@ -196,7 +196,7 @@ def test_the_text_of_somebodys_records_does_not_leave(checkout):
     dataset.stage(params, "mietic-36")
     with pytest.raises(DataError, match="mietic-36 holds somebody's records, whose text must not leave"):
         lm_eval.stage(params, "esi", open_exam=True)
-    assert not paths.exports().exists()
+    assert not paths.EXPORTS.exists()
 
 
 @pytest.mark.slow

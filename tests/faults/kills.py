@@ -330,7 +330,7 @@ def _files(project: Path) -> dict[str, str]:
     kept = [project / name for name in ("dvc.lock", "params.yaml")]
     kept += (project / "params").glob("*.yaml")
     kept += [path for path in (project / "data").rglob("*") if path.is_file()]
-    ledger = project / paths.audit_log()
+    ledger = project / paths.AUDIT_LOG
     found = {
         str(path.relative_to(project)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in kept
@@ -361,7 +361,7 @@ def _registry(project: Path) -> Counter[str]:
 
 
 def _decisions(project: Path) -> Counter[str]:
-    ledger = project / paths.audit_log()
+    ledger = project / paths.AUDIT_LOG
     lines = ledger.read_text().splitlines() if ledger.exists() else []
     found = Counter[str]()
     for line in map(json.loads, lines):

@@ -572,7 +572,7 @@ def test_a_branch_that_brings_what_dvc_or_git_obeys_is_refused(checkout: Path, b
 
 @pytest.mark.parametrize(
     ("brought", "sentence"),
-    [("src/code.py", "changes src/code.py, which no retraining does"), (str(paths.audit_log()), "lacks lines of")],
+    [("src/code.py", "changes src/code.py, which no retraining does"), (str(paths.AUDIT_LOG), "lacks lines of")],
 )
 def test_what_one_side_of_a_merge_brought_is_taken_back_by_no_branch_that_has_the_other_side_s_files(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, brought: str, sentence: str
@@ -846,7 +846,7 @@ def test_a_run_goes_on_with_a_branch_that_nobody_merged_and_with_what_people_did
 
 def test_a_branch_that_is_refused_after_a_push_by_force_keeps_its_lines_of_the_audit_log(checkout: Path) -> None:
     """What a person would lose by deleting the branch."""
-    log, author = paths.audit_log(), ("-c", "user.name=a", "-c", "user.email=a@b")
+    log, author = paths.AUDIT_LOG, ("-c", "user.name=a", "-c", "user.email=a@b")
     write_text(log, "one\n")
     write_text(Path("src/code.py"), "newer")
     git("add", "--all")
@@ -871,7 +871,7 @@ def test_a_branch_that_is_refused_after_a_push_by_force_keeps_its_lines_of_the_a
 
 
 def test_a_branch_may_add_to_the_audit_log_and_take_nothing_from_it(checkout: Path) -> None:
-    log = paths.audit_log()
+    log = paths.AUDIT_LOG
     write_text(log, "one\ntwo\n{")  # a kill cut the last line short
     git("add", "--all")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "decided")

@@ -64,7 +64,7 @@ def worked() -> list[str]:
 
 
 def kinds() -> list[str]:
-    return [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
+    return [line.kind for line in audit_log.read(paths.AUDIT_LOG, keyring())]
 
 
 def champion() -> str | None:
@@ -225,7 +225,7 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
         assert versions.holder("esi", "candidate") is None
         levers.append(record["lever"])
     assert levers == ["modifiers", "data", "lower-rate", "higher-rate"]
-    assert not any("budget" in line.body for line in audit_log.read(paths.audit_log(), keyring())), (
+    assert not any("budget" in line.body for line in audit_log.read(paths.AUDIT_LOG, keyring())), (
         "no exam was looked at"
     )
     state = ended(retrain, "esi", approver="Ada Lovelace")
@@ -455,7 +455,7 @@ def answering(*first: dict[str, Any], **said: Any) -> threading.Thread:
 
 def token(approver: str) -> str:
     """What `clinrl approve` prints for the last decision."""
-    told = [line.body for line in audit_log.read(paths.audit_log(), keyring()) if line.kind == "decision"]
+    told = [line.body for line in audit_log.read(paths.AUDIT_LOG, keyring()) if line.kind == "decision"]
     return approvals.token(artefacts.digest(told[-1]), approver, signer("embedded"))
 
 

@@ -94,7 +94,7 @@ def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path) -> Non
     git("checkout", "--quiet", "--", "params/esi.yaml")
     git("merge", "--quiet", "--ff-only", BRANCH)
     subprocess.run([sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@esi-v3"], check=True)
-    assert [line.kind for line in audit_log.read(paths.audit_log(), keyring())][-2:] == ["decision", "refusal"]
+    assert [line.kind for line in audit_log.read(paths.AUDIT_LOG, keyring())][-2:] == ["decision", "refusal"]
     links = {link.link: link.state for link in lineage.walk(load_params(), "esi-v3") if link.version == "esi-v3"}
     assert (links["files"], links["lock"], links["registry"], links["gate"]) == ("holds",) * 4, links
 
@@ -130,7 +130,7 @@ def test_a_branch_with_code_of_somebody_else_is_refused(settled: Path) -> None:
 @pytest.mark.parametrize("is_in_git", [True, False])
 def test_lines_of_the_audit_log_that_are_not_committed_are_committed_first(project: Path, is_in_git: bool) -> None:
     """A clone would not have them, and two logs that have both grown cannot be merged."""
-    log = paths.audit_log()
+    log = paths.AUDIT_LOG
     if is_in_git:
         decisions.decide(load_params(), "v1")
     scripted.commit()

@@ -139,7 +139,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         form = asked.state_details.run_input_keyset["schema"]
         schema = eventually(lambda: client.read_flow_run_input(run.id, form), 300)
         assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
-        log = Path(".clinrl/clones/retrain-esi-1") / paths.audit_log()
+        log = Path(".clinrl/clones/retrain-esi-1") / paths.AUDIT_LOG
         decision = next(line.body for line in reversed(audit_log.read(log, keyring())) if line.kind == "decision")
         token = approval.token(artifacts.digest(decision), "Ada Lovelace", signer("embedded"))
         second = client.create_flow_run_from_deployment(retraining.id)
@@ -155,9 +155,9 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
     champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
     assert (champion.tags["version"], champion.tags["approver"]) == ("v3", "Ada Lovelace")
-    assert not paths.audit_log().exists()
+    assert not paths.AUDIT_LOG.exists()
     subprocess.run(["git", "merge", "-q", "--ff-only", "built/retrain-esi"], check=True)
-    assert [line.kind for line in audit_log.read(paths.audit_log(), keyring())] == ["decision", "approval", "promotion"]
+    assert [line.kind for line in audit_log.read(paths.AUDIT_LOG, keyring())] == ["decision", "approval", "promotion"]
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0
     for url in (served.prefect, served.mlflow):

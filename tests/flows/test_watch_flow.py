@@ -106,7 +106,7 @@ def test_an_alarm_is_one_event_and_the_champion_is_rolled_back_once(released: No
     assert run(watch).startswith("v1: 0 requests; safety new alarm; drift was not looked at: data/cases/x1")
     assert sent == [("clinrl.safety", "clinrl.served.esi")] * 2  # until something has followed
     assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
-    line = audit_log.read(paths.audit_log(), keys.keyring())[-1]
+    line = audit_log.read(paths.AUDIT_LOG, keys.keyring())[-1]
     assert (line.kind, line.body["to"]["version"], line.body["approver"]) == ("rollback", "v2", champions.ADA)
     assert line.body["beforehand"] is True
     assert run(rollback).startswith("nothing to do")  # a second event does not bring v1 back
@@ -251,7 +251,7 @@ def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: Non
     assert champion() == "v2"
     assert run(watch).startswith("v1: 0 requests; safety new alarm")
     assert run(rollback).startswith("v2 is the champion of esi again")
-    assert audit_log.read(paths.audit_log(), keys.keyring())[-1].kind == "rollback"
+    assert audit_log.read(paths.AUDIT_LOG, keys.keyring())[-1].kind == "rollback"
     assert run(watch) == "v2: 0 requests; no new alarm"
 
 
@@ -292,7 +292,7 @@ def test_a_last_line_that_another_approver_signed_counts(released: None, prefect
     ours = keys.keyring()
     settle(champions.ADA, approvers={champions.ADA: ours[keys.OURS].line, "Grace Hopper": grace.key.line})
     counting = {**ours, "Grace Hopper": grace.key}
-    audit_log.append(paths.audit_log(), "review", {"reason": "read", "revoked": []}, signer=grace, keys=counting)
+    audit_log.append(paths.AUDIT_LOG, "review", {"reason": "read", "revoked": []}, signer=grace, keys=counting)
     harm("v1")
     assert run(watch) == "v1: 0 requests; safety new alarm"
     assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
@@ -365,7 +365,7 @@ def test_an_automation_of_a_real_server_rolls_the_champion_back(released: None) 
         deployment("rollback")
         client.create_flow_run_from_deployment(deployment("watch").id)
         eventually(lambda: champion() == "v2", 300)
-    assert audit_log.read(paths.audit_log(), keys.keyring())[-1].kind == "rollback"
+    assert audit_log.read(paths.AUDIT_LOG, keys.keyring())[-1].kind == "rollback"
 
 
 @pytest.mark.slow

@@ -61,11 +61,11 @@ def test_the_first_stage_writes_a_constant_only_for_a_sound_file(
             "clinrl: params/esi.yaml: datasets.../../d2 is not a name; a name becomes a folder and must match "
             "[a-z][a-z0-9-]{1,40}\n"
         ))  # fmt: skip
-    assert not paths.params_proof().exists()
+    assert not paths.PARAMS_PROOF.exists()
     file.write_text(sound, encoding="utf-8")
     assert cli.main(["check"]) == 0
-    assert not paths.params_proof().exists()
+    assert not paths.PARAMS_PROOF.exists()
     assert cli.main(["stage", "params"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert paths.params_proof().read_bytes() == (ROOT / paths.params_proof()).read_bytes()
-    assert json.loads(paths.params_proof().read_text())
+    assert paths.PARAMS_PROOF.read_bytes() == (ROOT / paths.PARAMS_PROOF).read_bytes()
+    assert json.loads(paths.PARAMS_PROOF.read_text())

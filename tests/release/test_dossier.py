@@ -96,7 +96,7 @@ def test_a_version_has_every_paper_and_each_value_its_file_and_digest(project, c
     assert "Ada | &lt;b&gt;Lovelace&lt;/b&gt;" in written[dossier.HTML]
     assert "promote, yes" in written["change-control.md"]
     dossier.stage(project, PARAMS, "v1", check=True)
-    paths.audit_log().write_text(paths.audit_log().read_text().replace('"promote":true', '"promote":false', 1))
+    paths.AUDIT_LOG.write_text(paths.AUDIT_LOG.read_text().replace('"promote":true', '"promote":false', 1))
     with pytest.raises(ArtefactError, match=r"decisions\.jsonl"):
         dossier.stage(project, PARAMS, "v1")
 

@@ -132,7 +132,7 @@ def test_what_nobody_decided_is_open_and_not_broken(shown):
 
 
 def test_a_champion_of_whom_the_audit_file_tells_nothing_is_broken(params):
-    paths.audit_log().unlink()
+    paths.AUDIT_LOG.unlink()
     assert ("v2", "gate") in broken(params)
 
 
@@ -254,19 +254,19 @@ def test_an_edited_tag_is_named(params):
 
 
 def test_an_edited_audit_file_is_named(params):
-    text = paths.audit_log().read_text()
-    paths.audit_log().write_text(text.replace("Ada Lovelace", "Bea Lovelace", 1))
+    text = paths.AUDIT_LOG.read_text()
+    paths.AUDIT_LOG.write_text(text.replace("Ada Lovelace", "Bea Lovelace", 1))
     assert set(broken(params)) == {("v2", "gate")}
     assert "was altered after it was written" in broken(params)["v2", "gate"]
 
 
 def test_a_promotion_on_a_decision_that_nobody_made_is_named(params):
     """The line of a real promotion, with another decision."""
-    lines = audit_log.read(paths.audit_log(), keyring())
+    lines = audit_log.read(paths.AUDIT_LOG, keyring())
     (body,) = [line.body for line in lines if line.kind == "promotion" and line.body["version"] == "v2"]
     body |= {"decision": "f" * 64}
-    audit_log.append(paths.audit_log(), "promotion", body, signer=signer("embedded"), keys=keyring())
-    says = f"v2 was promoted on a decision that {paths.audit_log()} does not have as passed"
+    audit_log.append(paths.AUDIT_LOG, "promotion", body, signer=signer("embedded"), keys=keyring())
+    says = f"v2 was promoted on a decision that {paths.AUDIT_LOG} does not have as passed"
     assert broken(params) == {("v2", "approver"): says}
 
 
@@ -280,19 +280,19 @@ def test_a_name_moved_by_hand_is_named(params):
 
 def test_an_approval_of_something_else_is_none_of_this(params):
     """A real approval, put beside a decision that nobody approved."""
-    lines = audit_log.read(paths.audit_log(), keyring())
+    lines = audit_log.read(paths.AUDIT_LOG, keyring())
     bodies = {line.body["version"]: line.body for line in lines if line.kind == "promotion"}
     borrowed = bodies["v2"] | {name: bodies["v1"][name] for name in ("approval", "approved")}
-    audit_log.append(paths.audit_log(), "promotion", borrowed, signer=signer("embedded"), keys=keyring())
+    audit_log.append(paths.AUDIT_LOG, "promotion", borrowed, signer=signer("embedded"), keys=keyring())
     assert "v2 is not made" in broken(params)["v2", "approver"]
 
 
 def test_lines_that_git_has_may_not_be_cut_off(params):
-    for words in (["init", "-q"], ["add", "-f", str(paths.audit_log())], ["commit", "-qm", "x"]):
+    for words in (["init", "-q"], ["add", "-f", str(paths.AUDIT_LOG)], ["commit", "-qm", "x"]):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], check=True)
     assert not broken(params)
-    lines = paths.audit_log().read_text().splitlines(keepends=True)
-    paths.audit_log().write_text("".join(lines[:-1]))
+    lines = paths.AUDIT_LOG.read_text().splitlines(keepends=True)
+    paths.AUDIT_LOG.write_text("".join(lines[:-1]))
     assert "lacks lines that it has in git" in broken(params)["v2", "gate"]
     with pytest.raises(ArtefactError, match="lacks lines that it has in git"):
         decisions.decide(params, "v2")
@@ -320,7 +320,7 @@ def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(p
         versions.register(params, name)
     examined.promote(params, "v2", "Grace Hopper", decisions.decide(params, "v2"))
     assert not broken(params)
-    told = [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
+    told = [line.kind for line in audit_log.read(paths.AUDIT_LOG, keyring())]
     assert told.count("approval") == told.count("promotion")
 
 
@@ -356,10 +356,10 @@ def test_answers_that_were_sealed_anew_are_named(params):
 
 def test_a_decision_that_is_gone_from_the_audit_log_is_missed_by_the_registry(params):
     """Cut after a whole line, its chain and its signatures hold."""
-    lines = paths.audit_log().read_text().splitlines(keepends=True)
+    lines = paths.AUDIT_LOG.read_text().splitlines(keepends=True)
     last = max(i for i, line in enumerate(lines) if '"kind":"decision"' in line)
     assert json.loads(lines[last])["body"]["candidate"] == "v2-full"
-    paths.audit_log().write_text("".join(lines[:last]))
+    paths.AUDIT_LOG.write_text("".join(lines[:last]))
     versions.point("esi-merged", "champion", None)
     assert "merge the branch of the retraining that decided" in broken(params, "v2-full")["v2-full", "gate"]
 

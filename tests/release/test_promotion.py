@@ -68,7 +68,7 @@ def champion():
 
 
 def kinds():
-    return [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
+    return [line.kind for line in audit_log.read(paths.AUDIT_LOG, keyring())]
 
 
 def promoted(params, name):
@@ -98,12 +98,12 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert entry.aliases == ("champion",)
     assert entry.tags["approver"] == ADA
     assert kinds() == ["decision", "approval", "promotion"]
-    assert audit_log.read(paths.audit_log(), keyring())[-1].body["digest"] == entry.digest
+    assert audit_log.read(paths.AUDIT_LOG, keyring())[-1].body["digest"] == entry.digest
 
 
 def test_a_log_without_a_decision_that_the_registry_has_admits_no_other(params):
     assert not decisions.decide(params, "v3").promote
-    paths.audit_log().unlink()  # as after `git revert`, and in a checkout that has not merged the branch
+    paths.AUDIT_LOG.unlink()  # as after `git revert`, and in a checkout that has not merged the branch
     with pytest.raises(GateError, match=r"decisions\.jsonl lacks the decision on v3 .* merge the branch"):
         decisions.decide(params, "v2")
     assert not decisions.decide(params, "v3").promote, "to decide again writes the line again"
@@ -440,8 +440,8 @@ def test_two_promotions_at_once_are_one(params):
 def test_a_kill_after_the_alias_moved_is_made_good(params):
     decision = decisions.decide(params, "v2")
     examined.promote(params, "v2", ADA, decision)
-    lines = paths.audit_log().read_text().splitlines(keepends=True)
-    paths.audit_log().write_text("".join(lines[:-1]))  # killed before the last line
+    lines = paths.AUDIT_LOG.read_text().splitlines(keepends=True)
+    paths.AUDIT_LOG.write_text("".join(lines[:-1]))  # killed before the last line
 
     examined.promote(params, "v2", ADA, decision)
 
@@ -450,8 +450,8 @@ def test_a_kill_after_the_alias_moved_is_made_good(params):
 
 @after("v2")
 def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(params):
-    lines = paths.audit_log().read_text().splitlines(keepends=True)
-    paths.audit_log().write_text("".join(lines[:-1]))
+    lines = paths.AUDIT_LOG.read_text().splitlines(keepends=True)
+    paths.AUDIT_LOG.write_text("".join(lines[:-1]))
     versions.point("esi", "candidate", versions.find("esi", "v2"))
     assert decisions._champion(params, "esi", versions.find("esi", "v1").digest).name == "v2"  # which was approved
 
@@ -518,9 +518,9 @@ def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params
 @after("v2")
 def test_a_rollback_between_a_scheduled_promotion_and_its_merge_says_to_merge_first(params):
     """The retraining wrote into the audit log of its clone, and the names of the registry have moved for all."""
-    held = paths.audit_log().read_text()
+    held = paths.AUDIT_LOG.read_text()
     promoted(params, "v1")
-    paths.audit_log().write_text(held)
+    paths.AUDIT_LOG.write_text(held)
     for of in ("", versions.find("esi", "v2").digest):
         with pytest.raises(GateError, match=r"v1 has the name .*promoted it, merge its branch first"):
             promotion.rollback(params, "esi", approver=ADA, of=of)
@@ -617,8 +617,8 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
 
 @after("v1")
 def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(params):
-    lines = paths.audit_log().read_text().splitlines(keepends=True)
-    paths.audit_log().write_text("".join(lines[:-1]))
+    lines = paths.AUDIT_LOG.read_text().splitlines(keepends=True)
+    paths.AUDIT_LOG.write_text("".join(lines[:-1]))
 
     assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
 
@@ -680,7 +680,7 @@ def test_a_decision_that_comes_back_is_told_again(params):
     promotion.rollback(params, "esi", approver=ADA)
     again = decisions.decide(params, "v1-v2")
     assert again == first.model_copy(update={"moved": again.moved})
-    lines = audit_log.read(paths.audit_log(), keyring())
+    lines = audit_log.read(paths.AUDIT_LOG, keyring())
     assert [line.body["champion"] for line in lines if line.body.get("candidate") == "v1-v2"] == ["v2", "v1", "v2"]
 
 
@@ -716,7 +716,7 @@ def test_what_was_never_registered_is_not_decided_upon(params):
 def test_a_no_is_written_down(params):
     decision = decisions.decide(params, "v2")
     promotion.refuse(params, decision, "no answer in time")
-    assert audit_log.read(paths.audit_log(), keyring())[-1].body["reason"] == "no answer in time"
+    assert audit_log.read(paths.AUDIT_LOG, keyring())[-1].body["reason"] == "no answer in time"
     assert standing.outcome(params, "v2").startswith("v2 was not approved (no answer in time)")
     assert standing.outcome(params, "v1") is None
     assert champion() is None
@@ -738,7 +738,7 @@ def planned(**changes):
 
 def left():
     """What the last decision on the exam left."""
-    bodies = [line.body for line in audit_log.read(paths.audit_log(), keyring()) if "budget" in line.body]
+    bodies = [line.body for line in audit_log.read(paths.AUDIT_LOG, keyring()) if "budget" in line.body]
     return bodies[-1]["budget"]["left_after"]
 
 
@@ -835,7 +835,7 @@ def test_a_version_outside_the_plan_is_refused_before_the_exam_is_looked_at(para
 def test_without_a_champion_there_is_nothing_to_be_better_than(params):
     decision = decisions.decide(planned(), "v2")
     assert (decision.promote, decision.budget) == (True, None)
-    assert "budget" not in audit_log.read(paths.audit_log(), keyring())[-1].body
+    assert "budget" not in audit_log.read(paths.AUDIT_LOG, keyring())[-1].body
 
 
 @pytest.mark.long
@@ -898,8 +898,8 @@ def test_a_champion_may_be_asked_that_was_approved_or_brought_back_and_no_other(
     for tags in ({"gate": "refused"}, {"waiver": "A control."}):  # as the registry alone tells
         with pytest.raises(GateError, match="is no candidate"):
             standing.check_servable(params, undecided.model_copy(update={"tags": tags}), "candidate")
-    log = paths.audit_log().read_text()
-    paths.audit_log().write_text(log.replace(ADA, "Eve", 1))
+    log = paths.AUDIT_LOG.read_text()
+    paths.AUDIT_LOG.write_text(log.replace(ADA, "Eve", 1))
     with pytest.raises(ArtefactError, match=r"decisions\.jsonl"):
         check()
 

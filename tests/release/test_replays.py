@@ -42,11 +42,11 @@ def release(params, ada, name):
 def write(params, kind, body):
     """A line that the checkout's key alone signs."""
     trusted = keys.trusted_keys(params)
-    return audit_log.append(paths.audit_log(), kind, body, signer=keys.signer("embedded"), keys=trusted)
+    return audit_log.append(paths.AUDIT_LOG, kind, body, signer=keys.signer("embedded"), keys=trusted)
 
 
 def last(params, kind):
-    return [line for line in audit_log.read(paths.audit_log(), keys.trusted_keys(params)) if line.kind == kind][-1].body
+    return [line for line in audit_log.read(paths.AUDIT_LOG, keys.trusted_keys(params)) if line.kind == kind][-1].body
 
 
 def broken(params, name):
@@ -125,14 +125,14 @@ def test_neither_a_decision_on_another_version_nor_a_refusal_makes_a_champion(pa
 def test_a_promotion_names_as_approver_who_signed(params):
     """The checkout's key writes the last line anew, with another name."""
     named = last(params, "promotion") | {"approver": "Grace Hopper"}
-    lines = paths.audit_log().read_text().splitlines(keepends=True)
-    paths.audit_log().write_text("".join(lines[:-1]))
+    lines = paths.AUDIT_LOG.read_text().splitlines(keepends=True)
+    paths.AUDIT_LOG.write_text("".join(lines[:-1]))
     write(params, "promotion", named)
     versions.tag(versions.find("esi", "v1"), {"approver": "Grace Hopper"})
     with pytest.raises(GateError, match="names 'Grace Hopper' as approver of v1, but somebody else signed"):
         check(params)
     (says,) = broken(params, "v1")
-    assert says == f"{paths.audit_log()} names 'Grace Hopper' as approver of v1, but somebody else signed"
+    assert says == f"{paths.AUDIT_LOG} names 'Grace Hopper' as approver of v1, but somebody else signed"
 
 
 @pytest.mark.long
@@ -187,7 +187,7 @@ def test_a_rollback_is_approved_for_one_turn(params, ada):
     approved = with_approver(ada)
     release(approved, ada, "v2")
     release(approved, ada, "v1")
-    moved = audit_log.read(paths.audit_log(), keys.trusted_keys(approved))[-1].digest
+    moved = audit_log.read(paths.AUDIT_LOG, keys.trusted_keys(approved))[-1].digest
     two = [promotion._name(versions.find("esi", name)) for name in ("v1", "v2")]
     body = dict(zip(("from", "to"), two, strict=True)) | {"model": "esi", "approver": ADA, "moved": moved}
     signed = body | {"approval": dsse.envelope(approval.statement(artifacts.digest(body), ADA), ada)}
@@ -288,10 +288,10 @@ def test_another_test_of_the_same_answers_is_another_look_and_so_are_other_answe
 
 @after("v2")
 def test_a_line_is_what_was_written_byte_by_byte(params):
-    text = paths.audit_log().read_text()
-    paths.audit_log().write_text(text.replace('"kind":"promotion"', '"kind":"refusal","kind":"promotion"'))
+    text = paths.AUDIT_LOG.read_text()
+    paths.AUDIT_LOG.write_text(text.replace('"kind":"promotion"', '"kind":"refusal","kind":"promotion"'))
     with pytest.raises(ArtefactError, match="was altered after it was written"):
-        audit_log.read(paths.audit_log(), keys.keyring())
+        audit_log.read(paths.AUDIT_LOG, keys.keyring())
 
 
 @after("v2")

@@ -84,7 +84,7 @@ def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Params]:
 def site(params: Params) -> Path:
     """The site of the project; `v2` is in its params with a hostile reason."""
     build.stage(params, most=3)
-    return paths.site()
+    return paths.SITE
 
 
 @pytest.mark.long
@@ -153,7 +153,7 @@ def test_a_dangerous_answer_is_two_clicks_away(site: Path) -> None:
 def test_a_version_on_another_exam_than_the_base_is_shown_with_it(params: Params) -> None:
     bases = {"esi": params.bases["esi"].model_copy(update={"exam": "x9"})}
     build.stage(params.model_copy(update={"bases": bases}), most=0)
-    index = (paths.site() / "index.html").read_text(encoding="utf-8")
+    index = (paths.SITE / "index.html").read_text(encoding="utf-8")
     assert ">v1</a>, on x1</th>" in index
     assert "v1, think on x1: exact" in index
     assert "It is x9 where none is named." in index
@@ -192,11 +192,11 @@ def test_of_a_long_audit_log_the_last_lines_are_shown_in_full_and_each_line_is_r
     lines = audit_log.lines(params)
     assert read == [line.body for line in lines]
     assert len(lines) == 4
-    text = (paths.site() / "audit-log.html").read_text(encoding="utf-8")
+    text = (paths.SITE / "audit-log.html").read_text(encoding="utf-8")
     assert [f'id="L{line.digest[:12]}"' in text for line in lines] == [True] * 4
     assert [f"<code>{line.digest}</code>" in text for line in lines] == [False, False, True, True]
     assert "The last 2 are shown in full" in text
-    assert not sites.dead(paths.site())
+    assert not sites.dead(paths.SITE)
 
 
 def test_without_graded_answers_the_page_says_what_makes_them(params: Params, tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_without_graded_answers_the_page_says_what_makes_them(params: Params, tm
     shutil.move("data/graded", hidden)
     try:
         build.stage(params)
-        text = "".join(sites.read(paths.site())["answers/v1.html"].text)
+        text = "".join(sites.read(paths.SITE)["answers/v1.html"].text)
         assert "dvc repro evaluate@v1" in text
-        assert not list(paths.site().glob("answers/data/*"))
-        assert not sites.dead(paths.site())
+        assert not list(paths.SITE.glob("answers/data/*"))
+        assert not sites.dead(paths.SITE)
     finally:
         shutil.move(hidden, "data/graded")
 
@@ -219,7 +219,7 @@ def test_answers_that_were_altered_are_no_page(params: Params) -> None:
     with pytest.raises(ArtefactError, match="was altered"):
         build.stage(params)
     path.write_bytes(before)
-    assert not paths.site().exists()
+    assert not paths.SITE.exists()
 
 
 def test_a_folder_that_something_else_made_is_left_alone(params: Params, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def approve(run: str, ada: Signer) -> None:
     """Answer the run that waits, as Ada does: she reads the decision, and signs it."""
     from prefect.flow_runs import resume_flow_run
 
-    lines = audit_log.read(CLONE / paths.audit_log(), keys.keyring())
+    lines = audit_log.read(CLONE / paths.AUDIT_LOG, keys.keyring())
     decision = next(line.body for line in reversed(lines) if line.kind == "decision")
     signed = approval.token(artifacts.digest(decision), ADA, ada)
     resume_flow_run(run, run_input={"approve": True, "approver": ADA, "token": signed, "note": "as the gate says"})

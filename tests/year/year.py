@@ -258,9 +258,7 @@ def masked(text: str) -> str:
 
 def champion() -> str:
     """Whom the audit log of the checkout calls champion; empty before the first."""
-    lines = [
-        line for line in audit_log.read(paths.audit_log(), keys.keyring()) if line.kind in ("promotion", "rollback")
-    ]
+    lines = [line for line in audit_log.read(paths.AUDIT_LOG, keys.keyring()) if line.kind in ("promotion", "rollback")]
     body = lines[-1].body if lines else {}
     return str(body["to"]["version"] if "to" in body else body.get("version", ""))
 
@@ -316,7 +314,7 @@ def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
     proposed = [draft for draft in world.DRAFTS if draft.week == week]
     for draft in proposed:
         hospital.call(partial(people.propose_draft, world.toy_draft(draft) if hospital.is_toy else draft))
-    seen = len(audit_log.read(paths.audit_log(), keys.keyring())) if paths.audit_log().exists() else 0
+    seen = len(audit_log.read(paths.AUDIT_LOG, keys.keyring())) if paths.AUDIT_LOG.exists() else 0
     run, out = hospital.retrain(is_full=world.is_so(week, world.DISK))
     login = hospital.kept.PREFECT_API_AUTH_STRING
     waits = until(lambda: run.poll() is not None or ("prefect" not in away and people.paused(hospital.api, login)))
@@ -349,7 +347,7 @@ def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
             people.commit("the labels of last week were poisoned")
     hospital.misled |= bool(rolled) and world.is_so(week, world.POISON)
     critical = [one for one in answers if one.request.level <= 2]
-    lines = [line for line in audit_log.read(paths.audit_log(), keys.keyring())[seen:] if line.kind != "approval"]
+    lines = [line for line in audit_log.read(paths.AUDIT_LOG, keys.keyring())[seen:] if line.kind != "approval"]
     return {
         "week": week, "monday": world.monday(week).isoformat(),
         "events": [{"kind": event.kind, "says": event.says} for event in world.events(week)],

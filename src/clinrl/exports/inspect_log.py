@@ -46,7 +46,7 @@ def stage(params: Params, name: str, *, mode: str | None = None, out: Path | Non
     """
     mode, python = mode_of(params, mode), _python()
     run, lines, report = examined(params, name, mode)
-    target = (out or paths.exports()) / f"{name}_{mode}.eval"
+    target = (out or paths.EXPORTS) / f"{name}_{mode}.eval"
     target.parent.mkdir(parents=True, exist_ok=True)
     writer = Path(__file__).with_name("inspect_writer.py")
     text = json.dumps(log_of(run, mode, lines, report))

@@ -34,7 +34,7 @@ def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool
             f"{name} is played in several turns, and lm-eval asks once; `clinrl export verifiers` has them"
         )
     data, cases = exported_cases(params, task, open_exam=open_exam)
-    target = (out or paths.exports()) / f"clinrl_{name}"
+    target = (out or paths.EXPORTS) / f"clinrl_{name}"
     prompts = [task.prompt(case.facts) for case in cases]
     rows = [
         {"id": case.id, "task": name, "text": prompt[-1].content, "gold": json.dumps(task.label(case))}

@@ -19,7 +19,7 @@ CASES = 100
 
 def stage(params: Params, name: str, *, out: Path | None = None) -> None:
     """Write `openenv.yaml` into a folder named after the task, and print the folder."""
-    task, target = get_task(name), (out or paths.exports()) / f"openenv_{name}"
+    task, target = get_task(name), (out or paths.EXPORTS) / f"openenv_{name}"
     reward: Any = task.Reward()
     version = str(task.version)
     tested = {"declared_tools": list(tools(task.episodes.environment))} if task.episodes else {}

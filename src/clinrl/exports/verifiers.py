@@ -41,7 +41,7 @@ def stage(params: Params, name: str, *, out: Path | None = None, open_exam: bool
 
     Raises as `exported_cases` does.
     """
-    task, target = get_task(name), (out or paths.exports()) / f"clinrl-{name}"
+    task, target = get_task(name), (out or paths.EXPORTS) / f"clinrl-{name}"
     data, cases = exported_cases(params, task, open_exam=open_exam)
     with replaced(target, "clinrl export verifiers") as folder:
         package = folder / f"clinrl_{name}"

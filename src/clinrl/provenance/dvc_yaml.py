@@ -108,7 +108,7 @@ def prove(source: Path) -> None:
     Raises ParamsError.
     """
     check(source)
-    write_json(paths.params_proof(), {"params.yaml": "every name and value in it was checked"})
+    write_json(paths.PARAMS_PROOF, {"params.yaml": "every name and value in it was checked"})
 
 
 def states(addresses: Collection[str]) -> dict[str, State]:

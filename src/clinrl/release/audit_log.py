@@ -157,13 +157,13 @@ def _shown(path: Path, commit: str) -> "subprocess.CompletedProcess[bytes]":
 
 def lines(params: Params) -> list[Entry]:
     """The entries of the project's own audit log, checked with the keys that count in it. Raises as `read`."""
-    return read(paths.audit_log(), trusted_keys(params))
+    return read(paths.AUDIT_LOG, trusted_keys(params))
 
 
 def write(params: Params, kind: Kind, body: dict[str, Any], **how: Any) -> None:
     """Add a line to the project's audit log, signed with this machine's key. Raises, and takes `how`, as `append`."""
     ours = our_signer(params.scale)  # before `trusted_keys`: the first call makes a key, which counts from then on
-    append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
+    append(paths.AUDIT_LOG, kind, body, signer=ours, keys=trusted_keys(params), **how)
 
 
 def uncounted_keys(path: Path, keys: Mapping[str, Key]) -> list[str]:

@@ -46,7 +46,7 @@ def decide(params: Params, name: str) -> Decision:
     registered; and ArtefactError if it and the champion did not take the same exam in the same modes, if files of
     either are not what dvc.lock records or what its transcripts say, or if the audit log lacks lines that git has.
     """
-    audit_log.check_committed(paths.audit_log())  # before a look is spent, and counted from too few
+    audit_log.check_committed(paths.AUDIT_LOG)  # before a look is spent, and counted from too few
     model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
     versions.check_intact(params, entry)
@@ -158,11 +158,11 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
     if held is None:
         body = moves(model, lines)[-1].body
         raise GateError(
-            f"the registry has lost {body.get('to', body)['version']}, the champion of {model} by {paths.audit_log()}: "
+            f"the registry has lost {body.get('to', body)['version']}, the champion of {model} by {paths.AUDIT_LOG}: "
             "give `clinrl register` and `clinrl promote` for it again"
         )
     raise GateError(
-        f"{held.name} is the champion of {model} in the registry, but not by {paths.audit_log()}: if a "
+        f"{held.name} is the champion of {model} in the registry, but not by {paths.AUDIT_LOG}: if a "
         "scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a rollback was cut "
         f"short: {interrupted(held, lines)}, or move the name back in MLflow"
     )
@@ -176,7 +176,7 @@ def _check_remembered(params: Params, entry: Entry) -> None:
         digest = other.tags.get("decision")
         if digest and other.digest != entry.digest and decision_of(digest, lines) is None:
             raise GateError(
-                f"{paths.audit_log()} lacks the decision on {other.name} that the registry has: merge the branch of "
+                f"{paths.AUDIT_LOG} lacks the decision on {other.name} that the registry has: merge the branch of "
                 "the retraining that made it, or restore the file from git"
             )
 
@@ -220,7 +220,7 @@ def _champions_answers(params: Params, champion: Entry, model: Model, exam_diges
         if is_recorded or artifacts.identity(artifacts.verified(folder)) in approved:
             return folder
         raise ArtefactError(
-            f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.audit_log()} know; "
+            f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.AUDIT_LOG} know; "
             f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
         )
     if graded.exists() and _answered_by(graded) == champion.digest:

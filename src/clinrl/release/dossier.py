@@ -56,7 +56,7 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
         _compare(folder, cited.record(name))
     cited.check(_pairs(cited, params, source, name))
     _check_adapters(cited, params, name)
-    if paths.audit_log().exists():
+    if paths.AUDIT_LOG.exists():
         audit_log.lines(params)  # raises where a line was altered
     for file, text in sorted(texts.items(), key=lambda named: named[0] != NUMBERS):  # first what says whose it is
         if check:
@@ -130,7 +130,7 @@ def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[s
         "registrations": [file for file in registered if cited.look(file)],
         "plan": _where(cited, source, ("plans", task.name)),
         "drafts": [draft for draft in drafts if cited.look(draft, "task") == task.name],
-        "log": str(paths.audit_log()), "decision": _last(cited, "decision", cited.look(first, "adapter_digest")),
+        "log": str(paths.AUDIT_LOG), "decision": _last(cited, "decision", cited.look(first, "adapter_digest")),
         "promotion": _last(cited, "promotion", cited.look(first, "adapter_digest")),
         "rollback": _last(cited, "rollback", cited.look(first, "adapter_digest")),
         "proof": lambda dataset: str(paths.data_proof(dataset)), "text": plain, "look": cited.look,
@@ -152,7 +152,7 @@ def _where(cited: Cited, source: Path, keys: Sequence[str]) -> Place:
 def _last(cited: Cited, kind: str, digest: str | None) -> str | None:
     """Position in the audit log of the last line of a kind about an adapter; None without one. A decision that compares
     a champion with itself shows nothing, so an earlier one counts first."""
-    log = str(paths.audit_log())
+    log = str(paths.AUDIT_LOG)
     keys = {"decision": ("candidate_digest",), "promotion": ("digest",), "rollback": ("from", "digest")}[kind]
     lines = [at for at in cited.names(log) if cited.look(log, at, "kind") == kind]
     found = [at for at in reversed(lines) if cited.look(log, at, "body", *keys) == digest]

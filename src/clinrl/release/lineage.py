@@ -235,7 +235,7 @@ def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[st
             raise Unchecked("open", f"is not registered in {place(store())}; {register} does it") from None
         if recorded_champion(model, lines) == digest:
             register += f", then `clinrl promote {name} --approver NAME`, since the audit log says that it is champion"
-        raise Refused(f"the registry has lost {name}, but {paths.audit_log()} has it; run {register}") from None
+        raise Refused(f"the registry has lost {name}, but {paths.AUDIT_LOG} has it; run {register}") from None
     if entry.digest != digest:
         raise Refused(
             f"the {name} in the registry is another model ({entry.digest[:12]}); run `clinrl register {name}`"
@@ -252,7 +252,7 @@ def _release_links(params: Params, name: str) -> Iterator[Link]:
     model, folder = params.model(name).registered, params.model(name).folder
     try:
         lines = audit_log.lines(params)
-        audit_log.check_committed(paths.audit_log())
+        audit_log.check_committed(paths.AUDIT_LOG)
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
         return
@@ -274,13 +274,12 @@ def _check_undecided(model: str, name: str, digest: str) -> NoReturn:
     champion = versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == digest:
         raise Refused(
-            f"{name} is the champion of {model}, and {paths.audit_log()} knows of no decision on it; restore it from "
-            "git"
+            f"{name} is the champion of {model}, and {paths.AUDIT_LOG} knows of no decision on it; restore it from git"
         )
     entry = versions.by_digest(model, digest)
     if entry is not None and "decision" in entry.tags:
         raise Refused(
-            f"the registry knows of a decision on {name}, and {paths.audit_log()} does not; merge the branch of the "
+            f"the registry knows of a decision on {name}, and {paths.AUDIT_LOG} does not; merge the branch of the "
             f"retraining that decided, restore the file from git, or run `clinrl decide {name}`"
         )
     raise Unchecked("open", "was never decided upon")
@@ -316,7 +315,7 @@ def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audi
     is_named, is_recorded = versions.CHAMPION in entry.aliases, recorded_champion(model, lines) == digest
     if is_named != is_recorded:
         raise Refused(
-            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, but {paths.audit_log()} "
+            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, but {paths.AUDIT_LOG} "
             "says otherwise: the name was moved by hand, or a release was cut short; give its command again"
         )
     if is_recorded:

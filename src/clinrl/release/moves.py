@@ -86,7 +86,7 @@ def interrupted(held: Entry, lines: Sequence[audit_log.Entry]) -> str:
     is_earlier = was_champion and champion and recorded_before(held.model, lines, champion) != held.digest
     words = (f" --from {now.number}" if now else "") + (f" --to {held.number}" if is_earlier else "")
     if not (was_champion or person):
-        return f"restore {paths.audit_log()} from git, if the commit of a promotion was reverted"
+        return f"restore {paths.AUDIT_LOG} from git, if the commit of a promotion was reverted"
     return f"give `clinrl rollback {held.model} --approver NAME{words}` again"
 
 
@@ -121,7 +121,7 @@ def check_folded(params: Params, fold: Entry, approved: str, lines: Sequence[aud
     decided = decision_of(approved, lines)
     if decided is None or not decided["promote"]:
         raise GateError(
-            f"{paths.audit_log()} has no passed decision {approved[:16]}: nobody knows what was approved; decide again"
+            f"{paths.AUDIT_LOG} has no passed decision {approved[:16]}: nobody knows what was approved; decide again"
         )
     version = params.merges.folds[fold.name].version if fold.name in params.merges.folds else ""
     made_of = versions.made_of(fold).get(version) if version else None
@@ -137,7 +137,7 @@ def check_approved(params: Params, entry: Entry, move: audit_log.Entry, lines: S
 
     Raises GateError, SignatureError if no approver signed, or as `check_folded`.
     """
-    body, log = move.body, paths.audit_log()
+    body, log = move.body, paths.AUDIT_LOG
     if move.kind != "rollback":
         made = decision_of(body["decision"], lines)
         if made is None or not made["promote"] or made["candidate_digest"] != body["digest"]:
@@ -185,7 +185,7 @@ def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:
     for line in reversed(audit_log.lines(params)):
         if line.kind == "approval" and is_of(line, champion):
             return line.body["approval"], line.body["approved"]
-    raise GateError(f"{paths.audit_log()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
+    raise GateError(f"{paths.AUDIT_LOG} knows of no approval of {champion.name}; promote it with `clinrl promote`")
 
 
 def approver_of(params: Params, move: audit_log.Entry) -> str:

@@ -138,7 +138,7 @@ def _complete(params: Params, entry: Entry) -> Entry:
         audit_log.write(params, "promotion", last.body, unless=is_recorded)
     elif recorded_champion(model, lines) != entry.digest:  # an older approval is void
         raise GateError(
-            f"{entry.name} is the champion of {model}, but {paths.audit_log()} knows of no approval that made it so: "
+            f"{entry.name} is the champion of {model}, but {paths.AUDIT_LOG} knows of no approval that made it so: "
             f"somebody moved the name by hand, or a rollback was cut short; {interrupted(entry, lines)}, or "
             "move the name back in MLflow, and promote with `clinrl promote`"
         )
@@ -197,13 +197,13 @@ def rollback(
             before = _registered(model, former)
         if before.digest not in recorded_champions(model, lines):
             raise GateError(
-                f"{before.name} has the name of a champion of {model}, but {paths.audit_log()} has no approval: "
+                f"{before.name} has the name of a champion of {model}, but {paths.AUDIT_LOG} has no approval: "
                 "if a scheduled retraining promoted it, merge its branch first; else the name was moved by hand: move "
                 "it back in MLflow"
             )
         if before.digest != former:
             raise GateError(
-                f"{before.name} is the previous champion of {model} by name only: {paths.audit_log()} knows of another "
+                f"{before.name} is the previous champion of {model} by name only: {paths.AUDIT_LOG} knows of another "
                 "before this one; move the name back in MLflow"
             )
         # Approvals aside: one that was cut short before the name moved promoted nothing.
@@ -238,7 +238,7 @@ def _earlier(now: Entry, digest: str, lines: Sequence[audit_log.Entry]) -> Entry
 
 def _registered(model: str, recorded: str) -> Entry:
     if (found := versions.by_digest(model, recorded)) is None:
-        raise GateError(f"{model} has lost the version that was champion by {paths.audit_log()}; register it again")
+        raise GateError(f"{model} has lost the version that was champion by {paths.AUDIT_LOG}; register it again")
     return found
 
 
@@ -248,7 +248,7 @@ def vouch(params: Params, reason: str) -> list[str]:
     The person who signs has read those lines. Nothing is written if the last line's key counts. Raises ArtefactError if
     the chain is broken.
     """
-    revoked = audit_log.uncounted_keys(paths.audit_log(), trusted_keys(params))
+    revoked = audit_log.uncounted_keys(paths.AUDIT_LOG, trusted_keys(params))
     if revoked:
         audit_log.write(params, "review", {"reason": reason, "revoked": revoked}, reviewed=True)
     return revoked
@@ -268,4 +268,4 @@ def _name(entry: Entry) -> dict[str, Any]:
 
 def _exclusive(model: str) -> AbstractContextManager[None]:
     """Hold the exclusive right to move the aliases of a model, in this checkout and its clones. Raises Busy."""
-    return artifacts.exclusive(Path("registry") / "champion" / model, paths.champions())
+    return artifacts.exclusive(Path("registry") / "champion" / model, paths.CHAMPIONS)

@@ -84,7 +84,7 @@ def check_servable(params: Params, entry: Entry, alias: str, lines: Sequence[aud
         return
     if recorded_champion(entry.model, lines) != entry.digest:
         raise GateError(
-            f"{entry.name} is the champion of {entry.model} by name only: {paths.audit_log()} knows of no approval "
+            f"{entry.name} is the champion of {entry.model} by name only: {paths.AUDIT_LOG} knows of no approval "
             "that made it so"
         )
     check_approved(params, entry, moves(entry.model, lines)[-1], lines)

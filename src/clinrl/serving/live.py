@@ -146,10 +146,10 @@ class Live:
                 self._reported.pop("params", None)
             except Refused as error:
                 self._say("params", f"params.yaml is not read again: {error}")
-        trusted, log = _state_of(PUBLIC, *sorted(TRUSTED.glob("*.pub"))), _state_of(paths.audit_log())
+        trusted, log = _state_of(PUBLIC, *sorted(TRUSTED.glob("*.pub"))), _state_of(paths.AUDIT_LOG)
         if sum(size for _, size, _ in log) < sum(size for _, size, _ in self._log):  # git may be writing it anew
             time.sleep(POLL_S)
-            log = _state_of(paths.audit_log())
+            log = _state_of(paths.AUDIT_LOG)
         if (read, trusted) != (self._read, self._trusted):
             self._intact.clear()
         if (read, trusted, log) != (self._read, self._trusted, self._log):
@@ -171,7 +171,7 @@ class Live:
         if recorded in (None, entry.digest):
             self._reported.pop("recorded", None)
             return entry
-        self._say("recorded", f"{entry.name} is {self._model}@{alias} in the registry, and not in {paths.audit_log()}")
+        self._say("recorded", f"{entry.name} is {self._model}@{alias} in the registry, and not in {paths.AUDIT_LOG}")
         return versions.by_digest(self._model, recorded) or entry
 
     def _check(self, alias: str, entry: versions.Entry) -> None:

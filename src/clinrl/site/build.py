@@ -163,7 +163,7 @@ def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
     `most` right answers of each model and mode are shown, beside all wrong ones. Raises ParamsError for a folder that
     something else made, and ArtefactError for graded answers that were altered, or where the folder would be too large.
     """
-    target, start = out or paths.site(), time.monotonic()
+    target, start = out or paths.SITE, time.monotonic()
     with replaced(target, "clinrl site") as folder:
         site = Site(params, folder, most)
         with progress("Pages", len(site.names) + len(site.compared) + 3) as advance:
