@@ -283,11 +283,3 @@ class GrpoProfile(Profile):
 
 HANDLING = {"checkpoint_every", "on_alarm"}
 """Trainer settings that change how a run is handled, but not the adapter."""
-
-
-def recipe_of(profile: Profile, lora: Lora, trainer: Trainer) -> list[dict[str, Any]]:
-    """The settings of a recipe that determine an adapter, as JSON, without those in `HANDLING`."""
-    return [
-        profile.model_dump(mode="json", exclude={"trainer"}) | {"lora": lora.model_dump(mode="json")},
-        trainer.model_dump(mode="json", exclude=HANDLING),
-    ]

@@ -12,7 +12,7 @@ from clinrl.analysis.run import Run
 from clinrl.artifacts import digest, read_record
 from clinrl.config.comparisons import Primary, check_design_effect
 from clinrl.config.params import Params
-from clinrl.config.recipes import recipe_of
+from clinrl.config.recipes import HANDLING
 from clinrl.data.reward_audit import identity_in_proof
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.error_analysis import MineReport
@@ -137,6 +137,10 @@ def _recipe(params: Params, version: str) -> str:
     """The digest of all that determines a version except its seed: parent, data spec, and recipe at this scale."""
     spec = params.versions[version]
     made: dict[str, Any] = spec.model_dump(mode="json", exclude={"why", "seed"})
-    recipe = recipe_of(params.profiles[spec.profile], params.lora(version), params.trainer(spec.profile))
+    profile = params.profiles[spec.profile].model_dump(mode="json", exclude={"trainer"})
+    recipe = [
+        profile | {"lora": params.lora(version).model_dump(mode="json")},
+        params.trainer(spec.profile).model_dump(mode="json", exclude=HANDLING),
+    ]
     data = params.data_spec(spec.data).model_dump(mode="json", exclude_defaults=True)
     return digest({"version": made, "recipe": recipe, "data": data})
