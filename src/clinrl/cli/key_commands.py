@@ -13,10 +13,8 @@ HERE, APPROVALS, REBUILDS = "this checkout", "approvals", "rebuilds"
 """What a key counts for: registered folders and audit lines; these and approvals; statements about rebuilds."""
 
 
-def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: str = "", as_json: bool = False) -> int:
-    """Make this checkout's key, list what each key counts for, trust another key, or vouch for the audit log."""
-    if action == "vouch":
-        return _vouch(source, reason)
+def keys(source: Path, action: str, *, name: str = "", line: str = "", as_json: bool = False) -> None:
+    """Make this checkout's key, list what each key counts for, or trust another key."""
     root = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / source).exists()), Path.cwd())
     if root != Path.cwd():
         raise ParamsError(f"keys belong to a project, and {root} above this folder is one; start in the project's root")
@@ -35,18 +33,17 @@ def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: s
     show(KEYS, rows, as_json=as_json, narrow=KEYS[:-1])
     if not rows:
         echo("there is no key yet; `clinrl keys init` makes one")
-    return 0
 
 
 def _row(name: str, key: ring.Key, counts_for: str) -> dict[str, str]:
     return {"name": name, "counts_for": counts_for, "fingerprint": key.fingerprint, "line": key.line}
 
 
-def _vouch(source: Path, reason: str) -> int:
+def vouch(source: Path, reason: str) -> int:
     """Sign the audit log anew after a key was revoked, and print the revoked keys. Returns 1 if there are none."""
-    from clinrl.release.promotion import vouch
+    from clinrl.release import promotion
 
-    revoked = vouch(load_params(source), reason)
+    revoked = promotion.vouch(load_params(source), reason)
     if not revoked:
         echo("the audit log has no line whose key does not count; nothing was added")
         return 1

@@ -394,6 +394,7 @@ SETUP = {
             "vouch": Action(
                 "sign the audit log anew after you read the lines of a key that was revoked",
                 (arg("reason", metavar="REASON", help="why the key was revoked, for the audit log"),),
+                "cli.key_commands:vouch",
             ),
         },
         takes=("source",),
