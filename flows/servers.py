@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,11 +129,9 @@ def mlflow_app() -> "Fence":
     return Fence(mlflow_store.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))
 
 
-@contextmanager
-def starting() -> Iterator[None]:
+def starting() -> AbstractContextManager[object]:
     """Wait until no other process of this project starts a server: two cannot create one database at once."""
-    with locked(paths.LOCKS / "servers.lock"):
-        yield
+    return locked(paths.LOCKS / "servers.lock")
 
 
 def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "") -> None:
