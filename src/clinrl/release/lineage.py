@@ -250,17 +250,14 @@ def _check_registered(params: Params, name: str, manifest: Manifest) -> tuple[st
 
 def _release_links(params: Params, name: str) -> Iterator[Link]:
     model, folder = params.model(name).registered, params.model(name).folder
+    state: State = "broken"
     try:
         lines = audit_log.lines(params)
         audit_log.check_committed(paths.AUDIT_LOG)
-    except Refused as refused:
-        yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
-        return
-    try:
+        state = "broken" if (folder / artifacts.MANIFEST).exists() else "absent"
         digest = artifacts.identity(artifacts.read_manifest(folder))
     except Refused as refused:
-        is_here = (folder / artifacts.MANIFEST).exists()
-        yield Link(version=name, link="gate", state="broken" if is_here else "absent", digest="", says=str(refused))
+        yield Link(version=name, link="gate", state=state, digest="", says=str(refused))
         return
     decisions = decisions_on(digest, lines)
     if not decisions:
