@@ -405,6 +405,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (ARMS + "primary", PRIMARY | {"discordant": None}, ("primary.discordant is missing; give it",)),
     (ARMS + "primary", PRIMARY | {"alpha": 0.5}, ("comparisons.recipes.primary.alpha is 0.5",)),
     ("versions/comparisons", VALID["versions"]["v1"], ("versions.comparisons is a reserved name",)),
+    ("versions/retraining", VALID["versions"]["v1"], ("versions.retraining is a reserved name",)),
     # gates and schedules
     ("gates/ekg", VALID["gates"]["esi"], ("gates: 'ekg' is not a task with a base", "allowed: esi")),
     ("gates/esi/limits/exakt", {"may_fall": 0.0}, ("gates.esi.limits: 'exakt'", "did you mean exact?")),

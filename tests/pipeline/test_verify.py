@@ -364,9 +364,10 @@ def test_what_a_killed_verification_left_is_removed_by_the_next_one_alone(
     )
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
     child = subprocess.Popen([sys.executable, "-c", code, commit, str(hangs)], cwd=project, env=env)
+    (project / "machine.yaml").write_text("processes: 1\n")
     try:
         with verify._worktree(project, commit, keep=True) as kept:
-            pass
+            assert (kept / "machine.yaml").read_text() == "processes: 1\n"
         while not hangs.exists() or not hangs.read_text():
             assert child.poll() is None
             time.sleep(0.05)

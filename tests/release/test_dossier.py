@@ -61,6 +61,7 @@ def test_at_full_scale_a_shape_or_a_setting_of_the_base_is_compared_with_the_man
     recipe = ("profiles", "esi-fifth-rule-aware", "trainer", "full")
     assert states["spec", "trainer", "prompts"] == (*recipe, "prompts")
     assert ("spec", "trainer", "steps") not in states
+    assert not [key for key in states if key[2:3] == ("targets",)], "the manifest has them sorted"
 
 
 def edit(file: str | Path, *keys: str, value: object) -> None:
@@ -92,6 +93,7 @@ def test_a_version_has_every_paper_and_each_value_its_file_and_digest(project, c
     shown = f"{exact['value']:.4f} [{exact['low']:.4f}, {exact['high']:.4f}], n {exact['n']} [{mark}]"
     assert f"| exact | {shown} |" in written["README.md"]
     assert "severe_pain: 0.5" in written["change-control.md"], "the gap that was planted"
+    assert "| shape of the adapter | alpha: 8, rank: 4, targets: all-linear [S" in written["annex-iv.md"]
     assert r"Ada &#124; \<b\>Lovelace\</b\>" in written["change-control.md"]
     assert "Ada | &lt;b&gt;Lovelace&lt;/b&gt;" in written[dossier.HTML]
     assert "promote, yes" in written["change-control.md"]

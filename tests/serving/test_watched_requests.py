@@ -19,6 +19,7 @@ from clinrl.errors import Refused
 from clinrl.registry import versions
 from clinrl.serving import watch
 from clinrl.serving.protocol import ChatRequest
+from clinrl.tasks.base import get_task
 from clinrl.watching import counts, store
 from clinrl.watching.standing import drift
 from processes import eventually
@@ -122,13 +123,16 @@ def test_an_answer_that_the_client_decoded_otherwise_is_not_compared_with_the_ex
 
 
 @pytest.mark.long
-def test_where_nothing_was_counted_the_report_is_no_good_news(project: Any, capsys: Any) -> None:
+def test_where_nothing_was_counted_the_report_is_no_good_news(project: Any, capsys: Any, monkeypatch: Any) -> None:
     assert cli.main(["watch", "report", "esi"]) == 1
     lacks = "too few requests of a version were counted on this machine"
     said = f"nothing of esi is watched here: {lacks}; look where `clinrl serve esi` runs"
     assert capsys.readouterr() == ("", f"clinrl: {said}\n")
     assert cli.main(["watch", "report", "esi-merged"]) == 1
     assert "the registry has no champion or candidate" in capsys.readouterr().err
+    monkeypatch.setattr(type(get_task("esi")), "episodes", object())
+    assert cli.main(["watch", "report", "esi"]) == 1
+    assert "esi is played with tools, so `clinrl serve` does not serve it" in capsys.readouterr().err
 
 
 @pytest.mark.long

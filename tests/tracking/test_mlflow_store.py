@@ -309,3 +309,14 @@ def test_the_loser_of_a_race_leaves_no_run_that_looks_alive(tmp_path, monkeypatc
         (loser,) = client.search_runs([winner.info.experiment_id], run_view_type=ViewType.DELETED_ONLY)
         assert loser.info.status == "KILLED"
         assert client.get_run(winner.info.run_id).info.status == "RUNNING"
+
+
+def test_a_file_may_take_long_and_an_answer_may_not(monkeypatch):
+    """A server answers an upload only when the file is in its bucket."""
+    monkeypatch.setenv(mlflow_store.TIMEOUT, "10")
+    with pytest.raises(RegistryError, match="away"), mlflow_store.sending():
+        raise RegistryError("away")
+    assert os.environ[mlflow_store.TIMEOUT] == "10"
+    with mlflow_store.sending():
+        assert os.environ[mlflow_store.TIMEOUT] == "3600"
+    assert os.environ[mlflow_store.TIMEOUT] == "10"

@@ -22,6 +22,8 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     counted on this machine, since the absence of an alarm then means nothing.
     """
     task = get_task(names(params, "MODEL")[name])
+    if task.episodes is not None:
+        raise Refused(f"{name} is played with tools, so `clinrl serve` does not serve it, and nothing of it is watched")
     if file is not None:
         matched, given = labels.take_in(name, task, file)
         echo(f"{matched} of {given} labels are of answers that are kept, and were counted")

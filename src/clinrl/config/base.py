@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
 """The pattern of names. It is strict, since names become folders and DVC addresses."""
 RESERVED = (
     "candidate", "champion", "comparisons", "data", "drafts", "exams", "external", "mine", "previous", "probe",
-    "protocol",
+    "protocol", "retraining",
 )  # fmt: skip
 """Folders of data/reports that are not about one version."""
 RESERVED_MODES = ("alarms", "summary")

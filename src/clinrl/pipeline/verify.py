@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from clinrl import paths
 from clinrl.artifacts import digests, identity, locked, md5, read_manifest, sha256_file
+from clinrl.config.machine import FILE as MACHINE
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
@@ -221,6 +222,8 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
             dvc_state.fence(tree)
             (folder / "site").mkdir(mode=0o700)  # DVC would make it world-writable
             (tree / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n", encoding="utf-8")
+            if (root / MACHINE).exists():  # git does not carry it
+                shutil.copy2(root / MACHINE, tree)
             yield tree
         finally:
             if keep:

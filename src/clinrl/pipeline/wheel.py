@@ -17,6 +17,7 @@ from clinrl import paths
 from clinrl.artifacts import files_of, sha256_file
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, DataError, with_exit_code
+from clinrl.evaluation.answers import may_repeat_records
 from clinrl.models import opening
 from clinrl.pipeline.verify import git, output_of
 from clinrl.provenance import lock
@@ -37,11 +38,8 @@ def build(names: Sequence[str], out: Path) -> Path:
     for model in models:
         lock.demand(params, model.name)
         opening.check(model.folder)  # the weights must be safetensors
-        learned = {params.versions[one].data for one in params.lineage(model.name)}
-        if imported := sorted(learned & params.imports.keys()):
-            raise DataError(
-                f"{model.name} learned from somebody's records ({imported[0]}) and may repeat them; ship another"
-            )
+        if may_repeat_records(params, model):
+            raise DataError(f"{model.name} learned from somebody's records and may repeat them; ship another")
     exams = {model.exam for model in models} & params.datasets.keys()  # answers to imported cases stay here
     project = [
         *("params.yaml", "params"),

