@@ -25,8 +25,10 @@ BUILT = "built"
 
 
 def result(*names: str) -> str:
-    """The name of a branch with built stages of this project: one in a folder of the repository has others."""
-    return "/".join([BUILT, *Path(git("rev-parse", "--show-prefix")).parts, *names])
+    """The name of a branch with built stages of this project. If it stands in a folder of the repository, that follows
+    behind `_`, which no version or task is called."""
+    folder = Path(git("rev-parse", "--show-prefix")).parts
+    return "/".join([BUILT, *("_" for _ in folder[:1]), *folder, *names])
 
 
 def branch(commit: str, name: str) -> str:

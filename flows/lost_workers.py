@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from prefect import State, get_client
@@ -21,6 +22,7 @@ NAME = "clinrl: versions of lost workers"
 SILENCE_S = 90.0
 """Seconds after which a run counts as lost: three of Prefect's heartbeats, which it sends every 30 s at best."""
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
+SILENT = "Its worker is silent."
 BEAT = "prefect.flow-run.heartbeat"
 MAKE = {"prefect.resource.role": "flow", "prefect.resource.name": "make"}
 TAGGED = f"prefect.tag.{runs.OURS}"
@@ -47,7 +49,7 @@ def watch() -> None:
         threshold=1,
         within=timedelta(seconds=SILENCE_S),
     )
-    lost = ChangeFlowRunState(name=None, state=StateType.CRASHED, message="Its worker is silent.", force=True)
+    lost = ChangeFlowRunState(name=None, state=StateType.CRASHED, message=SILENT, force=True)
     with get_client(sync_client=True) as client:
         found = client.read_automations_by_name(NAME)
         alike = [automation for automation in found if automation.trigger == trigger]
@@ -69,7 +71,7 @@ def states(given: Mapping[str, UUID], seen: dict[UUID, float]) -> dict[str, Stat
         for first in range(0, len(asked), AT_ONCE):
             some = FlowRunFilter(id=FlowRunFilterId(any_=asked[first : first + AT_ONCE]))
             for run in client.read_flow_runs(flow_run_filter=some):
-                state = found[run.id] = run.state or Pending()
+                state = found[run.id] = _outcome(client, run)
                 waited = now - seen.setdefault(state.id, now)
                 if state.is_running() and waited > AGAIN_S:
                     seen[state.id] = now
@@ -80,6 +82,18 @@ def states(given: Mapping[str, UUID], seen: dict[UUID, float]) -> dict[str, Stat
                     found[run.id] = Crashed(message=runs.NOT_STARTED)
     gone: State[None] = Crashed(message="The server does not know its run any more.")
     return {name: found.get(run, gone) for name, run in given.items()}
+
+
+def _outcome(client: Any, run: FlowRun) -> State[None]:
+    """The state of a run. One that was set to Crashed for silence after it had ended has the state in which it ended;
+    another such run gives its slot back."""
+    state = run.state or Pending()
+    if state.is_crashed() and state.message == SILENT:
+        states: list[State[None]] = client.read_flow_run_states(run.id)
+        if ended := [one for one in states if one.is_completed() or one.is_failed()]:
+            return ended[-1]
+        runs.release(client, run)
+    return state
 
 
 def _expect_heartbeat(run: FlowRun) -> None:

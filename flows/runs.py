@@ -40,7 +40,7 @@ KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
 """Seconds that a process may take from accepting a run to `begin`."""
 LEASE_S = 600.0
-"""Seconds after which the server frees a slot whose holder is silent. `sweep` frees those of killed processes."""
+"""Seconds after which the server frees a slot whose holder is silent. `sweep` and `lost_workers` do so earlier."""
 
 _PROCESS, _BEFORE, _LEASE = "process:", "lease:", "lease-{}:"  # by slot, of which a run may hold two; before: one
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
@@ -108,9 +108,7 @@ def sweep(client: Any) -> list[UUID]:
         owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
         if not all(map(processes.is_dead, owners)) or not (owners or _never_began(run, now)):
             continue
-        for tag in run.tags:
-            if tag.startswith("lease"):
-                client.release_concurrency_slots_with_lease(UUID(tag.rpartition(":")[2]))
+        release(client, run)
         state: State[None] = Crashed(message=KILLED) if owners else Cancelled(message=NOT_STARTED)
         for task_run in client.read_task_runs(
             flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
@@ -122,6 +120,13 @@ def sweep(client: Any) -> list[UUID]:
     if swept:
         _free_slots(client, _unfinished(client))
     return swept
+
+
+def release(client: Any, run: Any) -> None:
+    """Free the slots that a run holds by its tags."""
+    for tag in run.tags:
+        if tag.startswith("lease"):
+            client.release_concurrency_slots_with_lease(UUID(tag.rpartition(":")[2]))
 
 
 def _never_began(run: Any, now: Any) -> bool:

@@ -18,7 +18,7 @@ REFUSALS = {
     errno.EROFS: ("the disk can only be read", "mount it for writing"),
     errno.EIO: ("the disk fails to read or write", "restore what it lost"),
     errno.EACCES: ("access is denied", "get the right to it"),
-    errno.EPERM: ("only its owner may change what is", "use your own"),
+    errno.EPERM: ("this user may not change it", "use one of your own"),
 }
 """Errors of the operating system that only a person can mend: what happened, and what to do."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -80,7 +80,7 @@ def with_exit_code(main: Callable[P, int]) -> Callable[P, int]:
             if isinstance(error, FileNotFoundError) and error.filename == "git":
                 echo("git is not installed, or not in PATH; install it and give the same command again")
                 return 1
-            if (number := number_of(error)) not in REFUSALS:
+            if (number := number_of(error)) not in REFUSALS or (number == errno.EPERM and not file_of(error)):
                 raise
             what, do = REFUSALS[number]
             where = f" at {file}" if (file := file_of(error)) else ""

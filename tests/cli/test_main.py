@@ -270,6 +270,11 @@ def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):
             "command again\n",
         ),
         (
+            OSError(errno.EPERM, "Operation not permitted", ".dvc/cache"),  # of somebody else
+            1,
+            "clinrl: this user may not change it at .dvc/cache: use one of your own and give the same command again\n",
+        ),
+        (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
             "clinrl: disk is full: free some space and give the same command again\n",
@@ -295,7 +300,9 @@ def test_what_a_stage_raises_becomes_a_sentence_and_an_exit_code(raised, code, m
     assert capsys.readouterr().err == message
 
 
-@pytest.mark.parametrize("raised", [ZeroDivisionError("a bug"), OSError(errno.EBADF, "no such stream")])
+@pytest.mark.parametrize(
+    "raised", [ZeroDivisionError("a bug"), OSError(errno.EBADF, "no such stream"), OSError(errno.EPERM, "no signal")]
+)
 def test_a_bug_keeps_its_traceback(raised, project, monkeypatch):
     def stage(params, version, **options):
         raise raised

@@ -241,6 +241,35 @@ def test_the_automation_for_lost_workers_takes_the_place_of_an_older_one(prefect
         assert kept[0] == kept[1]
 
 
+def test_a_run_that_counts_as_lost_after_its_end_has_the_state_in_which_it_ended(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may hear that it ended before it is asked to expect a heartbeat. Another lost run's slot is freed."""
+    from prefect import flow, get_client
+    from prefect.states import Completed, Crashed, Failed, Running
+
+    from flows import lost_workers
+
+    @flow
+    def version() -> None: ...
+
+    freed, lease = list[UUID](), uuid4()
+    with get_client(sync_client=True) as client:
+        given = {
+            state.name: client.create_flow_run(version, state=Running(), tags=[f"lease-a:{lease}"]).id
+            for state in (Completed(), Failed(), Running())
+        }
+        for state in (Completed(), Failed(message="too little memory")):
+            client.set_flow_run_state(given[state.name], state, force=True)
+        for run in given.values():
+            client.set_flow_run_state(run, Crashed(message=lost_workers.SILENT), force=True)
+        monkeypatch.setattr(type(client), "release_concurrency_slots_with_lease", lambda self, of: freed.append(of))
+        found = lost_workers.states(given, {})
+    assert [state.type.value for state in found.values()] == ["COMPLETED", "FAILED", "CRASHED"]
+    assert found["Failed"].message == "too little memory"
+    assert freed == [lease]
+
+
 def test_the_server_is_asked_now_and_then_to_expect_a_heartbeat_of_what_runs(
     prefect: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

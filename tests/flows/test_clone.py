@@ -273,7 +273,6 @@ def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
     monkeypatch.setattr(make.branches, "go_on_with", lambda *_: done.append("what others made") or [])
     monkeypatch.setattr(make.clone, "pull", lambda _: None)
     git("init", "-q")
-    monkeypatch.setattr(make.clone, "push", lambda _: done.append("the right to write"))
     monkeypatch.setattr(make.clone, "git", lambda *words: done.append(words[2]))
 
     def bring(addresses: list[str], _: object) -> list[str]:
@@ -285,7 +284,7 @@ def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
     own = done[-ran:]
     assert own.index("validate@x1") < own.index("baseline@esi") < own.index("train@v1") < own.index("evaluate@v1")
     before = [address for address in own[: own.index("train@v1") + 1] if address != "baseline@esi"]
-    begun = ["what others made", "--dry-run", "the right to write"]
+    begun = ["what others made", "--dry-run"]
     assert done[:-ran] == [*begun, *([] if is_there else [*before, "what others made"])]
 
 
@@ -298,7 +297,10 @@ def test_a_project_in_a_folder_has_branches_of_its_own_and_workers_find_it(check
         with pytest.raises(Refused, match="is no project of the clone that this worker starts in"):
             make._project(folder)
     with chdir("full"):
-        assert (branches.result("esi"), branches.branch("a" * 40, "")) == ("built/full/esi", f"built/full/{'a' * 12}/")
+        assert (branches.result("esi"), branches.branch("a" * 40, "")) == (
+            "built/_/full/esi",
+            f"built/_/full/{'a' * 12}/",
+        )
 
 
 def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

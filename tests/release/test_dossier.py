@@ -61,7 +61,10 @@ def test_at_full_scale_a_shape_or_a_setting_of_the_base_is_compared_with_the_man
     recipe = ("profiles", "esi-fifth-rule-aware", "trainer", "full")
     assert states["spec", "trainer", "prompts"] == (*recipe, "prompts")
     assert ("spec", "trainer", "steps") not in states
-    assert not [key for key in states if key[2:3] == ("targets",)], "the manifest has them sorted"
+    targets = load_params(PARAMS).bases["esi"].full.lora.targets
+    listed = re.search(r"targets: \[(.*)\]}", Path("params/esi.yaml").read_text())[1].split(", ")
+    assert [listed[int(states["spec", "lora", "targets", str(at)][-1])] for at in range(len(listed))] == [*targets]
+    assert listed != [*targets], "a manifest has them sorted"
 
 
 def edit(file: str | Path, *keys: str, value: object) -> None:

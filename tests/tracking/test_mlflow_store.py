@@ -314,9 +314,11 @@ def test_the_loser_of_a_race_leaves_no_run_that_looks_alive(tmp_path, monkeypatc
 def test_a_file_may_take_long_and_an_answer_may_not(monkeypatch):
     """A server answers an upload only when the file is in its bucket."""
     monkeypatch.setenv(mlflow_store.TIMEOUT, "10")
-    with pytest.raises(RegistryError, match="away"), mlflow_store.sending():
+    with pytest.raises(RegistryError, match="away"), mlflow_store.patience(300):
         raise RegistryError("away")
     assert os.environ[mlflow_store.TIMEOUT] == "10"
-    with mlflow_store.sending():
-        assert os.environ[mlflow_store.TIMEOUT] == "3600"
-    assert os.environ[mlflow_store.TIMEOUT] == "10"
+    for own, waits in (("10", "300"), ("900", "900")):
+        monkeypatch.setenv(mlflow_store.TIMEOUT, own)
+        with mlflow_store.patience(300):
+            assert os.environ[mlflow_store.TIMEOUT] == waits
+        assert os.environ[mlflow_store.TIMEOUT] == own

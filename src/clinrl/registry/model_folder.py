@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from clinrl.registry import novelty, pyfunc
 from clinrl.signing.folder import check, sign
 from clinrl.signing.keys import Key
 from clinrl.tasks.importing import is_imported
-from clinrl.tracking.mlflow_store import beside, file_of, place, sending
+from clinrl.tracking.mlflow_store import beside, file_of, patience, place
 from clinrl.types import Manifest
 from clinrl_loader import NOTED, SIGNER
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from clinrl.registry.log_run import Recorded
 
+SEND_S, FETCH_S = 3600, 300
+"""Seconds that a server may take for a file of weights. `clinrl serve` follows no rollback while it fetches one."""
 PROVENANCE = "provenance"
 """Folder in a registered model with the signed provenance statements of its stages and their ancestors."""
 
@@ -42,7 +44,7 @@ def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
 
 def download(client: "MlflowClient", model: "LoggedModel", target: Path, file: str = "") -> Path:
     """Download the folder of a model, or only `file` of it, from a server into `target`, and return `target`."""
-    with sending():
+    with nullcontext() if file else patience(FETCH_S):
         _files(client, model).download_artifacts(file, str(target))
     return target
 
@@ -136,7 +138,7 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
             return
         if replaces:
             _remove(client, model)
-        with sending():
+        with patience(SEND_S):
             _files(client, model).log_artifacts(str(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

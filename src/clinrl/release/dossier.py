@@ -186,8 +186,11 @@ def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tu
         yield from (((*block, key), (manifest, "spec", key)) for key in ("parent", "data", "profile", "seed"))
         of_base = (*_where(cited, source, ("bases", params.versions[version].task)), params.scale)  # its own come first
         shape = (*of_base, "lora") if cited.names(*of_base, "lora") else (*recipe, "lora")
-        # The manifest has a list of targets sorted, which params.yaml need not.
-        yield from (pair for pair in _below(cited, shape, (manifest, "spec", "lora")) if len(pair[1]) < 5)
+        lora = (manifest, "spec", "lora")
+        yield from ((one, other) for one, other in _below(cited, shape, lora) if len(other) <= len(lora) + 1)
+        targets = [(*shape, "targets", at) for at in cited.names(*shape, "targets")]  # the manifest has them sorted
+        targets.sort(key=lambda place: str(cited.look(*place)))
+        yield from ((place, (*lora, "targets", str(at))) for at, place in enumerate(targets))
         for key in ("omit", "reward", "stream"):
             yield from _below(cited, (*recipe, key), (manifest, "spec", key))
         yield from _below(cited, (*recipe, "reward"), (probe, "reward"))

@@ -88,8 +88,7 @@ def check_token(params: "Params", decision: str, token: str, name: str) -> dict[
     key, claim = approvers(params, name)[name], statement(decision, name)
     if not key.verifies(dsse.signed_bytes(claim), signature):
         raise SignatureError(
-            "this token is no approval of this decision by anybody who is listed; `clinrl approve DECISION --as NAME` "
-            "makes one"
+            f"this token is no approval of this decision by {name}; `clinrl approve DECISION --as {name!r}` makes one"
         )
     return dsse.make_envelope(claim, key, signature)
 

@@ -31,7 +31,7 @@ def bare_answers(task: "Task", cases: Iterable[Any]) -> dict[Any, str]:
     for case in cases:
         if (label := task.label(case)) not in written:
             turn = task.gold(case, thinking=False).messages[-1].content
-            line = turn.splitlines()[-1]
+            line = turn.strip().rpartition("\n")[2]
             written[label] = line if task.parse(write_answer(line)) == label else turn
         if len(written) == len(task.labels):
             return written

@@ -159,10 +159,11 @@ def connect() -> Iterator["MlflowClient"]:
 
 
 @contextmanager
-def sending() -> Iterator[None]:
-    """Wait up to an hour for an answer in this block, which sends or fetches files: a server answers only when it has
-    brought the whole file to its bucket, or from there."""
-    before, os.environ[TIMEOUT] = os.environ.get(TIMEOUT, PATIENCE[TIMEOUT]), "3600"
+def patience(seconds: int) -> Iterator[None]:
+    """Wait longer for an answer in this block, which sends or fetches files: a server answers only when it has brought
+    the whole file to its bucket, or from there. One block at a time, since the setting is of the process."""
+    before = os.environ.get(TIMEOUT, PATIENCE[TIMEOUT])
+    os.environ[TIMEOUT] = str(max(int(before), seconds))
     try:
         yield
     finally:
