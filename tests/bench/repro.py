@@ -96,7 +96,7 @@ def main(task: str, pattern: str = "*") -> None:
     """Print the rows."""
     recorded = lock.read(ROOT / lock.LOCK)
     stages = targets(recorded, task, pattern)
-    what = f"dvc repro, {task}" if (is_whole := pattern == "*") else f"dvc repro, {pattern}"
+    what = f"dvc repro, {task}" if (is_whole := pattern == "*") else f"dvc repro, {pattern.strip('*')}"
     folder = ROOT / "build" / re.sub(r"\W+", "-", f"repro {task} {pattern}").strip("-")
     journal = folder.with_suffix(".jsonl")
     if not folder.exists():
