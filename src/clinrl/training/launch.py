@@ -192,10 +192,7 @@ def _parent(params: Params, version: str) -> str:
     if not folder.is_dir():
         how = f"clinrl base {block.task}" if block.parent == f"{block.task}-base" else f"dvc repro train@{block.parent}"
         raise ArtefactError(f"{version} starts from {block.parent}, but {folder} does not exist; run `{how}` first")
-    try:
-        return bases.made_of(get_task(block.task), folder)["adapter"]
-    except ArtefactError as error:
-        raise ArtefactError(f"{version} starts from {block.parent}, but {error}") from None
+    return bases.made_of(get_task(block.task), folder)["adapter"]
 
 
 def _status(folder: Path) -> dict[str, Any]:
