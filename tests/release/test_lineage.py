@@ -13,7 +13,7 @@ import dolls
 import examined
 import locks
 from clinrl import paths
-from clinrl.artifacts import canonical_json, identity, read_manifest, sha256_file, write_json
+from clinrl.artifacts import MANIFEST, canonical_json, identity, read_manifest, sha256_file, write_json
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import evaluate
@@ -377,6 +377,13 @@ def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
     assert states["v1", "lock"] == states["v2", "lock"] == "unrecorded"
     (says,) = (link.says for link in lineage.walk(params, "v1") if link.link == "provenance")
     assert says == ("nobody here signed what evaluate@v1 made; `dvc repro --force --single-item evaluate@v1` would")
+    folder = paths.adapter("v1")
+    manifest = read_manifest(folder)
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json") | {"spec": {**manifest.spec, "scale": "full"}})
+    (says,) = (link.says for link in lineage.walk(params, "v1") if link.link == "provenance")
+    assert says.endswith("made; who ran them has what they signed in .clinrl/provenance"), (
+        "it may not be made anew alike"
+    )
 
 
 def test_what_a_version_was_made_of_and_examined_on_must_be_here_and_recorded(params):
