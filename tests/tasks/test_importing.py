@@ -20,7 +20,7 @@ from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.data import dataset, validate
 from clinrl.errors import ArtefactError, DataError, ParamsError
-from clinrl.evaluation import answers, error_analysis, evaluate
+from clinrl.evaluation import answers, error_analysis, evaluate, notebook
 from clinrl.provenance import stages
 from clinrl.reports.render import render
 from clinrl.tasks import importing
@@ -280,6 +280,9 @@ def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_pat
     with pytest.raises(DataError, match="share patients or narratives"):
         evaluate.stage(params, "v1")
     assert not paths.graded("v1").exists()
+    for asked in (None, cases):
+        with pytest.raises(DataError, match="share patients or narratives"):
+            notebook.evaluate(params, "v1", asked)
 
 
 def lines_of(path: Path) -> list[str]:
