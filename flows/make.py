@@ -49,7 +49,7 @@ def _project(folder: str) -> Path:
     """The project in a folder of this clone. Raises Refused if there is none."""
     project = Path(folder).resolve()
     if folder and not (project.is_relative_to(Path.cwd()) and (project / "params.yaml").is_file()):
-        raise Refused(f"{folder} is no project of the clone that this worker starts in; push it to the default branch")
+        raise Refused(f"{folder} is no project of the clone that this worker starts in; push it to its branch main")
     return project
 
 
