@@ -5,6 +5,7 @@ The order in which numbers are drawn is part of the task's version: another orde
 """
 
 import re
+from collections.abc import Callable
 from random import Random
 
 from clinrl.tasks.esi.complaints import Complaint
@@ -39,6 +40,9 @@ SILENT: frozenset[Finding] = frozenset({"arrest", "unresponsive", "seizing", "sl
 """Findings of patients who cannot answer: no pain score, no story, no denial that needs a question."""
 _LONG_WORD = re.compile(r"[a-z]{5,}")
 
+Pick = Callable[[str], str]
+"""Draws one wording of an item."""
+
 
 def narrative(
     rng: Random,
@@ -58,18 +62,18 @@ def narrative(
         return rng.choice(wordings(item, readers))
 
     first = opening.format(
-        who=_age_and_sex(rng, p, readers),
+        who=_age_and_sex(p, pick),
         arrival=pick(_arrival(rng, p)), complaint=pick(f"complaints/{complaint.id}/says"),
         onset=pick("onset/says" if set(p.findings) <= LASTING else "styles/sudden_onset"),
     )  # fmt: skip
     parts = {
         "F": [pick(f"findings/{finding}/yes") for finding in p.findings],
-        "H": _history(rng, p, readers),
-        "V": _vital_words(rng, p, readers),
+        "H": _history(rng, p, readers, pick),
+        "V": _vital_words(rng, p, pick),
         "P": [pick("styles/pain").format(p.pain) if p.pain else pick("styles/no_pain")] if p.pain is not None else [],
         "R": _cue_words(rng, complaint, p, readers),
         "D": [pick(f"findings/{finding}/no") for finding in denied],
-        "C": _context(rng, p, readers) if SILENT.isdisjoint(p.findings) else [],
+        "C": _context(rng, p, pick) if SILENT.isdisjoint(p.findings) else [],
     }
     if "arrest" in p.findings:
         parts["R"] = []  # a crew that resuscitates plans nothing else
@@ -97,14 +101,14 @@ def _mistyped(rng: Random, clause: str) -> str:
     return clause[:at] + typed + clause[at + 2 :]
 
 
-def _age_and_sex(rng: Random, p: Presentation, readers: Readers) -> str:
+def _age_and_sex(p: Presentation, pick: Pick) -> str:
     names = {"female": ("girl", "woman"), "male": ("boy", "man")}[p.sex]
-    sex = rng.choice(wordings(f"styles/{names[p.age_years >= 18]}", readers))
+    sex = pick(f"styles/{names[p.age_years >= 18]}")
     years = p.age_years
     if years >= 2:
-        return rng.choice(wordings("styles/adult", readers)).format(int(years), sex)
+        return pick("styles/adult").format(int(years), sex)
     count, unit = (round(years * 365), "day") if years < 90 / 365 else (max(round(years * 12), 1), "month")
-    return rng.choice(wordings("styles/infant", readers)).format(count, unit, sex)
+    return pick("styles/infant").format(count, unit, sex)
 
 
 def _arrival(rng: Random, p: Presentation) -> str:
@@ -118,32 +122,28 @@ def _arrival(rng: Random, p: Presentation) -> str:
     return rng.choice((WALKS, WALKS, BROUGHT, AMBULANCE))
 
 
-def _history(rng: Random, p: Presentation, readers: Readers) -> list[str]:
+def _history(rng: Random, p: Presentation, readers: Readers, pick: Pick) -> list[str]:
     clauses = []
     if p.baseline_spo2_pct is not None:
-        clauses.append(rng.choice(wordings("styles/baseline", readers)).format(p.baseline_spo2_pct))
+        clauses.append(pick("styles/baseline").format(p.baseline_spo2_pct))
     elif rng.random() < 0.6:
         known = wordings("history/adult" if p.age_years >= 18 else "history/child", readers)
         listed = ", ".join(rng.sample(known, rng.randint(1, 2)))
-        clauses.append(rng.choice(wordings("styles/history", readers)).format(listed))
+        clauses.append(pick("styles/history").format(listed))
     if rng.random() < 0.2:
-        clauses.append(rng.choice(wordings("bystander/says", readers)))
+        clauses.append(pick("bystander/says"))
     return clauses
 
 
-def _vital_words(rng: Random, p: Presentation, readers: Readers) -> list[str]:
+def _vital_words(rng: Random, p: Presentation, pick: Pick) -> list[str]:
     """The vital signs as one clause, in any order."""
     signs = {"hr": p.hr_bpm, "rr": p.rr_bpm, "spo2": p.spo2_pct, "temp": p.temp_c}
-    words = [
-        rng.choice(wordings(f"styles/{sign}", readers)).format(value)
-        for sign, value in signs.items()
-        if value is not None
-    ]
+    words = [pick(f"styles/{sign}").format(value) for sign, value in signs.items() if value is not None]
     if p.sbp_mmhg is not None:
-        words.append(rng.choice(wordings("styles/bp", readers)).format(p.sbp_mmhg, p.dbp_mmhg))
+        words.append(pick("styles/bp").format(p.sbp_mmhg, p.dbp_mmhg))
     rng.shuffle(words)
     if words and len(words) < 5 and rng.random() < 0.5:
-        words.append(rng.choice(wordings("styles/unmeasured", readers)))
+        words.append(pick("styles/unmeasured"))
     return [", ".join(words)] if words else []
 
 
@@ -159,8 +159,8 @@ def _cue_words(rng: Random, complaint: Complaint, p: Presentation, readers: Read
     return clauses
 
 
-def _context(rng: Random, p: Presentation, readers: Readers) -> list[str]:
+def _context(rng: Random, p: Presentation, pick: Pick) -> list[str]:
     """At most two clauses that decide nothing."""
     kinds = ("context/adult", "context/anybody") if p.age_years >= 18 else ("context/anybody",)
     count = rng.choices((0, 1, 2), (4, 5, 1))[0]
-    return [rng.choice(wordings(rng.choice(kinds), readers)) for _ in range(count)]
+    return [pick(rng.choice(kinds)) for _ in range(count)]
