@@ -24,7 +24,6 @@ from clinrl.tasks.esi.rules import (
     DANGER_VITALS,
     EDITIONS,
     FINDING_IDS,
-    RESOURCE_WEIGHT,
     RESOURCES,
     RULES,
     SEXES,
@@ -35,6 +34,7 @@ from clinrl.tasks.esi.rules import (
     Presentation,
     Resource,
     decide,
+    resource_count,
 )
 from clinrl.tasks.esi.vitals import vitals
 from clinrl.tasks.esi.words import Readers
@@ -214,10 +214,7 @@ def _fitting(cell: str) -> tuple[Complaint, ...]:
         if cell == "severe_pain":
             return c.site == "visceral"
         if cell in ("infant_fever", CHILD_FEVER):
-            return (
-                c.ages[0] < (0.2 if cell == "infant_fever" else 1.5)
-                and sum(RESOURCE_WEIGHT.get(k, 1) for k in c.needs) < 2
-            )
+            return c.ages[0] < (0.2 if cell == "infant_fever" else 1.5) and resource_count(c.needs) < 2
         if cell == "overdose_depression":
             return "overdose" in c.flags
         if cell in ("open_injury", "breathing_distress", "immunosuppressed_fever") or findings[0] not in EVERYBODY:
@@ -325,9 +322,9 @@ def _resources(rng: Random, complaint: Complaint, cell: str) -> tuple[Resource, 
     if target >= 2 and rng.random() < 0.25:
         target += 1
     for kind in others:
-        if sum(RESOURCE_WEIGHT.get(k, 1) for k in kinds) >= target:
+        if resource_count(kinds) >= target:
             break
-        if target == 1 and RESOURCE_WEIGHT.get(kind, 1) > 1:
+        if target == 1 and resource_count([kind]) > 1:
             continue
         kinds.append(kind)
     return tuple(sorted(kinds))

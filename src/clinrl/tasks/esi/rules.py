@@ -7,7 +7,7 @@ that the handbooks do not list; "ours" is a number or a line drawn here where th
 Thresholds and lists are restated, never quoted. Research only: not for clinical use.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -173,9 +173,9 @@ def hypotension_limit_mmhg(age_years: float) -> int:
     return 85 if age_years >= 1 else 70
 
 
-def resource_count(p: Presentation) -> int:
+def resource_count(kinds: Iterable[Resource]) -> int:
     """Number of resource types, sedation twice (point C)."""
-    return sum(RESOURCE_WEIGHT.get(kind, 1) for kind in p.resources)
+    return sum(RESOURCE_WEIGHT.get(kind, 1) for kind in kinds)
 
 
 def hypotensive(p: Presentation) -> bool:
@@ -321,7 +321,7 @@ def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = f
     first = next((rule for rule in RULES if rule.id not in omit and rule.holds(p, edition)), None)
     over = vitals_over(p, edition)
     clear = clearly_over(p, edition)
-    count = resource_count(p)
+    count = resource_count(p.resources)
 
     def decided(level: int, point: Literal["A", "B", "C", "D"], rule: str, *, ambiguous: bool = False) -> Decision:
         return Decision(level=level, point=point, rule=rule, over=over, resource_count=count, ambiguous=ambiguous)
