@@ -123,6 +123,11 @@ def expect(rule: str, column: str, on: str = "rows", of: str = "all", **argument
     return Expect(type=rule, arguments={"column": column, **arguments}, on=on, of=of)
 
 
+def between(column: str, low: float, high: float, on: str = "rows", of: str = "all") -> Expect:
+    """A rule that the values of a column lie in a range, both ends included."""
+    return expect("ExpectColumnValuesToBeBetween", column, on, of, min_value=low, max_value=high)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checks:
     """How cases vary, and the expectations that a data set must meet before anything trains on it."""

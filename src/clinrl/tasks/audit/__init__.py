@@ -22,7 +22,7 @@ from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, violations
 from clinrl.tasks.base import FORM, Task
-from clinrl.tasks.parts import Benchmark, Checks, Episodes, Expect, Improvement, Reporting, Safety, expect
+from clinrl.tasks.parts import Benchmark, Checks, Episodes, Expect, Improvement, Reporting, Safety, between, expect
 from clinrl.tasks.policies import Policy
 from clinrl.types import Score, Transcript, Unreadable
 
@@ -88,12 +88,12 @@ class Audit(Task):
         expectations=(
             expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^audit-[0-9a-f]{16}$"),
             expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVEL_NAMES)),
-            expect("ExpectColumnValuesToBeBetween", "proposals", min_value=2, max_value=MAX_PROPOSALS),
+            between("proposals", 2, MAX_PROPOSALS),
             Expect(
                 type="ExpectColumnPairValuesAToBeGreaterThanB",
                 arguments={"column_A": "proposals", "column_B": "errors", "or_equal": True},
             ),
-            expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
+            between("has_errors", 0.8, 1.0, "summary"),
         ),
     )
     episodes = Episodes(environment=AuditEnv, turns=MAX_PROPOSALS + 3, parts=episodes.parts)

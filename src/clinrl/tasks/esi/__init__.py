@@ -18,7 +18,7 @@ from clinrl.tasks.esi.rewards import LEVELS
 from clinrl.tasks.esi.rules import EDITIONS, RULE_IDS, Presentation, decide
 from clinrl.tasks.esi.words import clauses, readings
 from clinrl.tasks.importing import Source
-from clinrl.tasks.parts import Checks, Expect, Improvement, Ordered, Reporting, Safety, expect
+from clinrl.tasks.parts import Checks, Improvement, Ordered, Reporting, Safety, between, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable, last_turn
 
@@ -65,11 +65,6 @@ POLICIES = lazy_policies(
 
 _RESOURCE_RULES = ("resources_none", "resources_one", "resources_many")
 _LEVEL_IN_TEXT = r"(?i)\bESI\b|\blevel [1-5]\b|\bANSWER\b"
-
-
-def _within(column: str, of: str = "all") -> Expect:
-    low, high = BOUNDS[column]
-    return expect("ExpectColumnValuesToBeBetween", column, of=of, min_value=low, max_value=high)
 
 
 EXPECTED = (
@@ -132,20 +127,13 @@ class Esi(Task):
             expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVELS)),
             expect("ExpectColumnValuesToBeInSet", "rule", of="drawn", value_set=[*RULE_IDS, *_RESOURCE_RULES]),
             expect("ExpectColumnValuesToBeInSet", "rule", of="imported", value_set=[RULE]),
-            *(_within(column, of="imported" if column == "dbp_mmhg" else "all") for column in BOUNDS),
+            *(between(name, *ends, of="imported" if name == "dbp_mmhg" else "all") for name, ends in BOUNDS.items()),
             expect("ExpectColumnValuesToBeBetween", "pulse_pressure_mmhg", min_value=MIN_PULSE_PRESSURE_MMHG),
             expect("ExpectColumnValueLengthsToBeBetween", "narrative", of="drawn", min_value=20, max_value=1200),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", regex=r"[\x00-\x1f\x7f]"),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="drawn", regex=_LEVEL_IN_TEXT),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="imported", regex=NAMES_A_LEVEL),
-            expect(
-                "ExpectColumnValuesToBeBetween",
-                "has_missing_vital",
-                "summary",
-                of="drawn",
-                min_value=0.2,
-                max_value=0.4,
-            ),
+            between("has_missing_vital", 0.2, 0.4, "summary", of="drawn"),
         ),
     )
     published = PUBLISHED

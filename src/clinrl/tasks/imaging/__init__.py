@@ -17,7 +17,7 @@ from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
 from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, decide
 from clinrl.tasks.importing import is_imported, normalise, pseudonym
-from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, expect
+from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, between, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable, last_turn
 
@@ -138,18 +138,16 @@ class Imaging(Task):
             expect("ExpectColumnValuesToBeInSet", "rule", of="drawn", value_set=[*RULE_IDS, "yield"]),
             expect("ExpectColumnValuesToBeInSet", "rule", of="imported", value_set=[RULE]),
             expect("ExpectColumnValuesToBeInSet", "modality", value_set=list(MODALITIES)),
-            expect("ExpectColumnValuesToBeBetween", "rating", min_value=1, max_value=9),
-            expect("ExpectColumnValuesToBeBetween", "age_years", min_value=0, max_value=110),
-            expect("ExpectColumnValuesToBeBetween", "egfr_ml_min", min_value=5, max_value=140),
-            expect("ExpectColumnValuesToBeBetween", "studies", of="drawn", min_value=0, max_value=3),
-            expect("ExpectColumnValuesToBeBetween", "studies", of="imported", min_value=0, max_value=len(NUMBERS)),
-            expect("ExpectColumnValuesToBeBetween", "reasons", of="drawn", min_value=2, max_value=12),
-            expect("ExpectColumnValuesToBeBetween", "reasons", of="imported", min_value=1, max_value=MAX_SENTENCES),
+            between("rating", 1, 9),
+            between("age_years", 0, 110),
+            between("egfr_ml_min", 5, 140),
+            between("studies", 0, 3, of="drawn"),
+            between("studies", 0, len(NUMBERS), of="imported"),
+            between("reasons", 2, 12, of="drawn"),
+            between("reasons", 1, MAX_SENTENCES, of="imported"),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="drawn", regex=_LABEL_IN_TEXT),
             expect("ExpectColumnValuesToNotMatchRegex", "shown", of="imported", regex=NAMES_A_LABEL),
-            expect(
-                "ExpectColumnValuesToBeBetween", "has_evidence", "summary", of="drawn", min_value=0.65, max_value=0.85
-            ),
+            between("has_evidence", 0.65, 0.85, "summary", of="drawn"),
         ),
     )
     judged = Judged(models=rewards.models, requests=rewards.requests, score=rewards.score, lessons=quality.lessons)
