@@ -140,7 +140,7 @@ def episode(case: AuditCase, log: Sequence[Call], numbers: Episode) -> dict[str,
         base, slope = numbers.without_errors
         terms = {"approvals": slope * quality, "activity": base}
     else:
-        actions = {key for call in log if (key := _action_key(call)) is not None}
+        actions = {key for call in log if (key := action_key(call)) is not None}
         terms = {
             "detection": numbers.detection * f_beta(sum(flags) / max(1, len(flags)), sum(flags) / errors, numbers.beta),
             "approvals": numbers.approvals * quality,
@@ -151,7 +151,7 @@ def episode(case: AuditCase, log: Sequence[Call], numbers: Episode) -> dict[str,
     return terms
 
 
-def _action_key(call: Call) -> tuple[str, ...] | None:
+def action_key(call: Call) -> tuple[str, ...] | None:
     """The identity of an action that counts; None for an invalid call, and for a report, which has no effect."""
     if not call.valid or call.tool == SUBMIT:
         return None
@@ -174,7 +174,7 @@ def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) 
             terms["invalid"] += numbers.decided_twice if twice else numbers.invalid
             continue
         terms["steps"] += numbers.step
-        key = _action_key(call)
+        key = action_key(call)
         if key is not None and key in seen:
             terms["look_ups"] += numbers.duplicate
             continue

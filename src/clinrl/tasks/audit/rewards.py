@@ -122,16 +122,11 @@ def decisions(case: AuditCase, log: Sequence[Call]) -> tuple[Decided, ...]:
     truths = {truth.proposal_id: truth for truth in case.key.truths}
     patients = {proposal.proposal_id: proposal.patient_id for proposal in case.facts.proposals}
     found = differences_of(case.facts)
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, ...] | None] = set()
     made = []
     for call in log:
-        if not call.valid:
-            continue
-        if call.tool == REVIEW:
-            seen.add((REVIEW, call.arguments["proposal_id"]))
-        elif call.tool in (INVESTIGATE, TIMELINE):
-            seen.add((call.tool, call.arguments["patient_id"]))
-        elif call.tool in (FLAG, APPROVE):
+        seen.add(published.action_key(call))
+        if call.valid and call.tool in (FLAG, APPROVE):
             truth = truths[call.arguments["proposal_id"]]
             patient = patients[truth.proposal_id]
             typed = call.tool == FLAG and truth.error is not None and call.arguments["error_type"] == truth.error
