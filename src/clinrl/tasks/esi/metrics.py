@@ -11,7 +11,6 @@ Under- and over-triage as shares of all cases follow the mistriage definition of
 (under-triage, over-triage and their sum over all encounters).
 """
 
-import math
 from collections.abc import Mapping
 
 from clinrl.intervals import Counts, quadratic_kappa
@@ -39,9 +38,8 @@ def high_risk_sensitivity(gold: int, answer: Answer) -> bool | None:
 
 
 def mean_signed_error(counts: Counts) -> float:
-    """Mean of predicted minus gold over readable answers, in levels: positive is under-triage. NaN without a case."""
-    signed = sum(count * (answer - gold) for (gold, answer), count in counts.items())
-    return signed / sum(counts.values()) if counts else math.nan
+    """Mean of predicted minus gold over readable answers, in levels: positive is under-triage."""
+    return sum(count * (answer - gold) for (gold, answer), count in counts.items()) / sum(counts.values())
 
 
 METRICS: Mapping[str, Share | Statistic] = {

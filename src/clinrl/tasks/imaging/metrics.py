@@ -7,7 +7,6 @@ names no label, it is neither over- nor under-use, and kappa, which needs two la
 exact + over_use + under_use + unreadable = 1 and adjacent + dangerous + unreadable = 1.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,22 +19,20 @@ RANK: Final[Mapping[str, int]] = {label: rank for rank, label in enumerate(LABEL
 
 
 def macro_f1(counts: Counts) -> float:
-    """Mean of the F1 of each label that is gold or answered, in [0, 1]. NaN without cases."""
+    """Mean of the F1 of each label that is gold or answered, in [0, 1]."""
     scores = [score for score, _ in _f1s(counts)]
-    return sum(scores) / len(scores) if scores else math.nan
+    return sum(scores) / len(scores)
 
 
 def weighted_f1(counts: Counts) -> float:
-    """Mean of the F1 of each label, weighted by its gold cases, in [0, 1]. NaN without cases."""
-    scores = _f1s(counts)
-    return sum(score * weight for score, weight in scores) / sum(counts.values()) if scores else math.nan
+    """Mean of the F1 of each label, weighted by its gold cases, in [0, 1]."""
+    return sum(score * weight for score, weight in _f1s(counts)) / sum(counts.values())
 
 
 def balanced_accuracy(counts: Counts) -> float:
-    """Mean recall of the labels that are gold, in [0, 1]. NaN without cases."""
-    of_gold = _totals(counts, 0)
-    recalls = [counts.get((label, label), 0) / n for label, n in of_gold.items() if n]
-    return sum(recalls) / len(recalls) if recalls else math.nan
+    """Mean recall of the labels that are gold, in [0, 1]."""
+    recalls = [counts.get((label, label), 0) / n for label, n in _totals(counts, 0).items() if n]
+    return sum(recalls) / len(recalls)
 
 
 def kappa(counts: Counts) -> float:
