@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from clinrl.tasks.esi.measured import BLANK
 from clinrl.tasks.esi.rules import Sex
 from clinrl.tasks.importing import Unclear, check_text, finds
 from clinrl.types import Strict
@@ -67,8 +68,9 @@ class ImportedKey(Strict):
     pain: int | None = None
 
 
-def check(text: str, column: str) -> None:
-    """Raise Unclear for text that no prompt may hold: as in `check_text`, or with its own answer."""
-    check_text(text, column)
+def check(text: str, column: str) -> str:
+    """The text. Raises Unclear for one that no prompt may hold: as in `check_text`, blank, or with its own answer."""
+    check_text("" if text.lower() in BLANK else text, column)
     if finds(_NAMES_A_LEVEL, text.replace("_", " ")):  # as in ESI_level=3
         raise Unclear(column, "names a level")
+    return text

@@ -97,7 +97,7 @@ def _of_validation(table: Table) -> Take:
     def take(row: Fields, seen: set[str]) -> Taken:
         stay_id, level = stay_and_level(row)
         measured.check_stay(stay_id, seen, disputed)
-        text = _text(row["tiragecase"], "tiragecase")
+        text = imported.check(clean(row["tiragecase"]), "tiragecase")
         subject = pseudonym("subject", measured.identifier(row["subject_id"], "subject_id"))
         key = ImportedKey(source=VALIDATION, level=level)
         return Taken("exam", subject, {"narrative": text}, key.model_dump(), level)
@@ -106,14 +106,8 @@ def _of_validation(table: Table) -> Take:
 
 
 def _of_instructions(row: Fields, _: set[str]) -> Taken:
-    text = _text(row["input"], "input")
+    text = imported.check(clean(row["input"]), "input")
     level = level_of(row["instruction"], text)
     subject = pseudonym("narrative", normalise(text))
     key = ImportedKey(source=INSTRUCTIONS, level=level)
     return Taken(use_of(subject, SHARES), subject, {"narrative": text}, key.model_dump(), level)
-
-
-def _text(cell: str, column: str) -> str:
-    text = clean(cell)
-    imported.check("" if text.lower() in measured.BLANK else text, column)
-    return text

@@ -145,10 +145,7 @@ def _taken(row: Fields, stay: Stay, birth_years: Mapping[str, int | None]) -> Ta
 
 @lru_cache(1 << 17)
 def _complaint(cell: str) -> str:
-    text = clean(cell).rstrip(" .,;")
-    text = "" if text.lower() in measured.BLANK else text
-    imported.check(text, "chiefcomplaint")
-    return text
+    return imported.check(clean(cell).rstrip(" .,;"), "chiefcomplaint")
 
 
 def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[str, float | None]) -> str:
