@@ -124,7 +124,7 @@ def requests(case: Case, transcript: Transcript, reward: Reward) -> tuple[Reques
     wanted: dict[Request, None] = {}
     if _counts_verdict(case, turn, label, reward):
         wanted[_judge_request(case, turn, reward.judge)] = None
-    if _counts_similarity(case, label, reward):
+    if _counts(reward.similarity, case, label, reward):
         gold, written = _compared(case, turn, reward.similarity)
         if gold and written:
             wanted |= dict.fromkeys(_encoder_request(text, reward.similarity) for text in (*gold, *written))
@@ -147,7 +147,7 @@ def score(case: Case, transcript: Transcript, reward: Reward, responses: Respons
         terms["format"] = reward.format * published_format(full_text(turn))
     if _counts_verdict(case, turn, label, reward):
         terms["judge"] = reward.judge.weight * _judged(case, turn, reward.judge, responses)
-    if _counts_similarity(case, label, reward):
+    if _counts(reward.similarity, case, label, reward):
         terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, responses)
     return Score(terms=terms, total=math.fsum(terms.values()))
 
@@ -161,18 +161,13 @@ def _read_label(turn: Message, reward: Reward) -> str | Unreadable:
 
 def _counts_verdict(case: Case, turn: Message, label: str | Unreadable, reward: Reward) -> bool:
     """Whether the judge's verdict counts: as published for any turn, corrected only for one with a think block."""
-    reader = reward.judge.reader
-    judged = reader == "published" or (reader == "corrected" and turn.thinking is not None)
+    judged = reward.judge.reader != "corrected" or turn.thinking is not None
     return judged and _counts(reward.judge, case, label, reward)
-
-
-def _counts_similarity(case: Case, label: str | Unreadable, reward: Reward) -> bool:
-    return reward.similarity.kind != "none" and _counts(reward.similarity, case, label, reward)
 
 
 def _counts(part: JudgeTerm | SimilarityTerm, case: Case, label: str | Unreadable, reward: Reward) -> bool:
     """Whether a term about the reasoning can be anything but zero."""
-    if not part.weight or (isinstance(label, Unreadable) and reward.parser == "strict"):
+    if part.bounds == (0.0, 0.0) or (isinstance(label, Unreadable) and reward.parser == "strict"):
         return False
     return not part.gated or label == case.key.label
 
