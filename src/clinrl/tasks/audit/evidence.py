@@ -20,6 +20,11 @@ MAX_BEYOND: Final = 2
 _VALUE: Final = re.compile(r"[+-]?[0-9]{1,4}|none")
 _SEPARATORS: Final = re.compile(r"[\s;,:.]+")
 
+_VALUES: Final = {"age": "age_years", "comorbidity": "comorbidity", "delay": "delay_days"}
+"""The field of each value in `Differences`, by the name that a reason gives it."""
+_DISTANCES: Final = ("lower", "upper", "standard", "stage_iv", "death")
+_NAMES: Final = frozenset((*_VALUES, *_DISTANCES, "threshold"))
+
 Claim = tuple[str, str]
 """A name and a value, as written: ("upper", "+1")."""
 
@@ -65,20 +70,11 @@ def truths(found: Differences) -> dict[str, frozenset[Claim]]:
 
     The distance of the comorbidity from its threshold may have either name; its sign tells it from the value.
     """
-    claims = {
-        name: frozenset({(name, str(value))})
-        for name, value in (("age", found.age_years), ("comorbidity", found.comorbidity), ("delay", found.delay_days))
-    }
-    for name in ("lower", "upper", "standard", "stage_iv", "death"):
-        claims[name] = frozenset({(name, format_signed(getattr(found, name)))})
+    claims = {name: frozenset({(name, str(getattr(found, field)))}) for name, field in _VALUES.items()}
+    claims |= {name: frozenset({(name, format_signed(getattr(found, name)))}) for name in _DISTANCES}
     if found.threshold is not None:
         claims["threshold"] = frozenset((name, format_signed(found.threshold)) for name in ("threshold", "comorbidity"))
     return claims
-
-
-_NAMES: Final = frozenset(
-    {"age", "lower", "upper", "comorbidity", "threshold", "delay", "standard", "stage_iv", "death"}
-)
 
 
 def write(found: Differences, names: tuple[str, ...], fallacy: str) -> str:
