@@ -66,10 +66,8 @@ def play_again(case: AuditCase, transcript: Transcript) -> Outcome:
             malformed += is_malformed(message)
         elif message.role == "tool" and waiting:
             call = waiting.pop(0)
-            taken = set(call.arguments) == set(ARGUMENTS.get(call.name, ("no such tool",)))
-            malformed += not taken
-            if taken:
-                perform(env, call.name, call.arguments)
+            malformed += set(call.arguments) != set(ARGUMENTS.get(call.name, ("no such tool",)))
+            perform(env, call.name, call.arguments)  # does nothing for such a call
     return Outcome(env.log, env.submitted, malformed)
 
 
