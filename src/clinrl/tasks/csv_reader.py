@@ -106,6 +106,13 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"{path} is not a whole gzip file; fetch it again") from None
 
 
+def without_mark(line: bytes) -> bytes:
+    """A file's first line without its byte-order mark, however often that was encoded."""
+    while found := next((mark for mark in MARKS if line.startswith(mark)), b""):
+        line = line[len(found) :]
+    return line
+
+
 def _text(raw: BinaryIO, mark: int, encoding: str) -> TextIO:
     """A stream of the text after the byte-order mark, with unchanged line ends."""
     raw.read(mark)
@@ -151,8 +158,8 @@ def _scan(path: Path, stream: TextIO) -> tuple[int, str, int]:
                 f"{path} line {number} is longer than {MAX_ROW_BYTES:,} bytes; save it as CSV with one record a line"
             )
         if number == 1:
-            while found := next((form for form in MARKS if line.startswith(form)), b""):
-                line, mark = line[len(found) :], mark + len(found)
+            bare = without_mark(line)
+            line, mark = bare, len(line) - len(bare)
         if b"\0" in line:
             raise DataError(f"{path} line {number} holds a zero byte, so it is no CSV text; save it as UTF-8")
         if line.isascii():

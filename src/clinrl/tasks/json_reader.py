@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clinrl.errors import DataError
-from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, open_bytes, open_table
+from clinrl.tasks.csv_reader import MAX_ROW_BYTES, open_bytes, open_table, without_mark
 from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
@@ -57,7 +57,7 @@ def parse_json(text: str) -> Any:
 def recognise(path: Path) -> Records:
     """The records of a file. Raises DataError if the file is missing or damaged."""
     with open_bytes(path) as raw:
-        first = _without_mark(raw.readline(MAX_ROW_BYTES))
+        first = without_mark(raw.readline(MAX_ROW_BYTES))
         while first and not first.strip():
             first = raw.readline(MAX_ROW_BYTES)
         is_alone = not any(line.strip() for line in iter(lambda: raw.readline(MAX_ROW_BYTES), b""))
@@ -93,7 +93,7 @@ def _lines(path: Path) -> Iterator[Row]:
                     pass
                 yield number, Unclear(WHOLE, f"is longer than {MAX_ROW_BYTES:,} bytes")
                 continue
-            line = _without_mark(line) if number == 1 else line
+            line = without_mark(line) if number == 1 else line
             if line.strip():
                 yield number, _fields(_line(line))
 
@@ -117,12 +117,6 @@ def _fields(value: Any) -> Fields | Unclear:
 def _count(path: Path) -> int:
     with open_bytes(path) as raw:
         return 1 + sum(block.count(b"\n") for block in iter(lambda: raw.read(1 << 20), b""))
-
-
-def _without_mark(line: bytes) -> bytes:
-    while found := next((mark for mark in MARKS if line.startswith(mark)), b""):
-        line = line[len(found) :]
-    return line
 
 
 # JSON
@@ -156,7 +150,7 @@ def _text(path: Path) -> str:
             f"{path} is longer than {MAX_JSON_BYTES >> 20} MiB; save it as JSON Lines, one record a line, which may "
             "have any length"
         )
-    data = _without_mark(data)
+    data = without_mark(data)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
