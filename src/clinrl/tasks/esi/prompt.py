@@ -16,7 +16,7 @@ from clinrl.tasks.esi.rules import (
     Presentation,
     band,
     decide,
-    hypotension_limit_mmhg,
+    hypotensive,
 )
 from clinrl.types import Message, Transcript, transcript_of
 
@@ -54,7 +54,7 @@ def red_flags(p: Presentation) -> tuple[str, ...]:
     flags = [FINDING_SAYS[finding] for finding in p.findings]
     if p.pain is not None and p.pain >= 7:
         flags.append(f"pain {p.pain} {p.pain_site}" if p.pain_site != "none" else f"pain {p.pain}")
-    if p.sbp_mmhg is not None and p.sbp_mmhg < hypotension_limit_mmhg(p.age_years):
+    if hypotensive(p):
         flags.append(f"SBP {p.sbp_mmhg}")
     if p.temp_c is not None and (p.temp_c >= 38.0 or p.temp_c < EXTREME_TEMPERATURES_C[0]):
         flags.append(f"T {p.temp_c}")
