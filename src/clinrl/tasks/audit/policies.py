@@ -150,7 +150,9 @@ def _decide_at_once(case: AuditCase, decided: Sequence[Action]) -> Turns:
     return [[*decided, _submit()]]
 
 
-def _policy_of(decide: Callable[[Proposal, AuditCase, Random], Action], layout: Callable[..., Turns]) -> Policy:
+def _policy_of(
+    decide: Callable[[Proposal, AuditCase, Random], Action], layout: Callable[..., Turns] = look_up_and_decide
+) -> Policy:
     """The policy that makes each decision with `decide`, and its turns with `layout`."""
     return lambda case, rng: layout(case, [decide(one, case, rng) for one in case.facts.proposals])
 
@@ -230,23 +232,19 @@ TRIVIAL: Final[Mapping[str, Policy]] = {
     "report_only": lambda case, rng: [[_submit(f"All proposals were audited with care for {_KEYWORDS}.")]],
     "tool_farming": tool_farming,
     "approve_all": _policy_of(_approves, _decide_at_once),
-    "approve_all_diligent": _policy_of(_approves, look_up_and_decide),
+    "approve_all_diligent": _policy_of(_approves),
     "flag_all": _policy_of(_flags, _decide_at_once),
-    "flag_all_diligent": _policy_of(_flags, look_up_and_decide),
+    "flag_all_diligent": _policy_of(_flags),
     "coin": _policy_of(_tosses, _decide_at_once),
-    "coin_diligent": _policy_of(_tosses, look_up_and_decide),
+    "coin_diligent": _policy_of(_tosses),
     "confidence_threshold": _policy_of(_doubts, _decide_at_once),
-    "confidence_threshold_diligent": _policy_of(_doubts, look_up_and_decide),
-    "text_only": _policy_of(_distrusts, look_up_and_decide),
-    "text_coin": _policy_of(_gambles, look_up_and_decide),
+    "confidence_threshold_diligent": _policy_of(_doubts),
+    "text_only": _policy_of(_distrusts),
+    "text_coin": _policy_of(_gambles),
     "one_flag_with_distances": one_flag_with_distances,
-    "flag_all_with_distances": _policy_of(_quotes, look_up_and_decide),
-    "copy_the_example": _policy_of(
-        lambda one, case, rng: flag(one.proposal_id, AGE, EXAMPLE_REASON), look_up_and_decide
-    ),
-    "keyword_stuffing": _policy_of(
-        lambda one, case, rng: flag(one.proposal_id, commonest(case), _KEYWORDS), look_up_and_decide
-    ),
+    "flag_all_with_distances": _policy_of(_quotes),
+    "copy_the_example": _policy_of(lambda one, case, rng: flag(one.proposal_id, AGE, EXAMPLE_REASON)),
+    "keyword_stuffing": _policy_of(lambda one, case, rng: flag(one.proposal_id, commonest(case), _KEYWORDS)),
 }
 """Policies that ignore the records in their decisions. The diligent ones make every look-up and ignore its answer;
 those with distances copy them into a reason."""
