@@ -5,7 +5,6 @@ the episode, call by call, which showed the model the labels.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -184,20 +183,19 @@ def score(case: AuditCase, log: Sequence[Call], *, submitted: bool, malformed: i
 def _corrected(
     case: AuditCase, log: Sequence[Call], submitted: bool, malformed: int, numbers: Corrected
 ) -> dict[str, float]:
-    valid = Counter(call.valid for call in log)
     needed = NEEDED_CALLS * len(case.key.truths) + 1
     costs = {
         "steps": -min(numbers.most, numbers.step * max(0, len(log) - needed)),
-        "invalid": -min(numbers.most, numbers.invalid * valid[False]),
+        "invalid": -min(numbers.most, numbers.invalid * sum(not call.valid for call in log)),
         "malformed": -min(numbers.most, numbers.malformed * malformed),
     }
     if not submitted:
         return {**costs, "unsubmitted": -numbers.unsubmitted}
     made = decisions(case, log)
     found = detection(case, made, numbers)
-    errors = [truth for truth in case.key.truths if truth.error is not None]
+    errors = sum(truth.error is not None for truth in case.key.truths)
     well = sum(one.grounded and one.right for one in made) / len(case.key.truths)
-    understood = sum(one.grounded and one.understood for one in made) / len(errors) if errors else 1.0
+    understood = sum(one.grounded and one.understood for one in made) / errors if errors else 1.0
     return {
         **costs,
         "detection": numbers.detection * found,
