@@ -117,8 +117,7 @@ def refined(reward: Reward, rules: Iterable[str]) -> Reward:
     added = {name: value for name, value in half.items() if current.get(name) == 0.0}
     if not added:
         return reward
-    found = reward.model_copy(update={"modifiers": Modifiers(**current | added)})
-    found = Reward.model_validate(found.model_dump())  # a copy keeps what was computed from the old numbers
+    found = Reward.model_validate(reward.model_dump() | {"modifiers": current | added})
     if found.unreadable_is_worst:
         return found
     unreadable = min(Reward().unreadable, found._readable[0] - BELOW)
