@@ -94,10 +94,8 @@ def _mistyped(rng: Random, clause: str) -> str:
         return clause
     word = rng.choice(words)
     at = word.start() + rng.randint(1, len(word.group()) - 3)
-    kind = rng.choice(("swap", "omit", "twice"))
-    typed = {"swap": clause[at + 1] + clause[at], "omit": clause[at + 1], "twice": clause[at] * 2 + clause[at + 1]}[
-        kind
-    ]
+    one, following = clause[at], clause[at + 1]
+    typed = rng.choice((following + one, following, one * 2 + following))
     return clause[:at] + typed + clause[at + 2 :]
 
 
