@@ -70,8 +70,7 @@ def read(sentence: str) -> Statement | None:
 @cache
 def slots(kind: str) -> tuple[str, ...]:
     """The names of the slots of a kind of statement, in the order of `SLOTS`."""
-    used = {name for name in SLOTS if f"{{{name}}}" in WORDINGS[kind][0]}
-    return tuple(name for name in SLOTS if name in used)
+    return tuple(name for name in SLOTS if f"{{{name}}}" in WORDINGS[kind][0])
 
 
 _SPELT: Final = {value.lower(): value for values in SLOTS.values() for value in values}
