@@ -80,7 +80,6 @@ _LIKE_A_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 class Part:
     """A file of a source and its use. A use of None: the hash of each variant decides."""
 
-    name: str
     records: Records
     use: Pool | None
 
@@ -113,7 +112,7 @@ def recognise(path: Path) -> Source:
     columns = {name for part in parts for name in part.records.columns}
     return Source(
         kind=imported.KIND,
-        files={part.name: part.records.path for part in parts},
+        files={part.records.path.name: part.records.path for part in parts},
         used=frozenset(columns & NAMES),
         # A field of JSON can have any name, and a name that looks like text must not get into a report.
         dropped=frozenset(name for name in columns - NAMES if _LIKE_A_NAME.fullmatch(name)),
@@ -125,13 +124,13 @@ def recognise(path: Path) -> Source:
 
 def _parts(path: Path) -> tuple[Part, ...]:
     if not path.is_dir():
-        return (Part(path.name, _records(path), None),)
+        return (Part(_records(path), None),)
     parts: list[Part] = []
     for use in SHARES:
         found = sorted(file for file in path.iterdir() if file.is_file() and file.name.split(".")[0] == use)
         if len(found) > 1:
             raise DataError(f"{path} holds {len(found)} files for the use {use}; keep one")
-        parts += [Part(file.name, _records(file), use) for file in found]
+        parts += [Part(_records(file), use) for file in found]
     if not parts:
         raise DataError(f"{path} is a folder without such records; {EXPECTED}")
     return tuple(parts)
@@ -169,7 +168,7 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
         return take
 
     for part in parts:
-        yield from sift("imaging", part.name, part.records.rows, taker(part), use, intake)
+        yield from sift("imaging", part.records.path.name, part.records.rows, taker(part), use, intake)
 
 
 def read_request(row: Fields) -> Request:
