@@ -157,8 +157,7 @@ class Esi(Task):
             return ()
         rule = case.key.rule
         less = decide(case.key.presentation, edition=case.key.edition, omit=frozenset({rule}))
-        changed = less.level != case.key.level
-        return (rule,) if changed else ()
+        return (rule,) if less.level != case.key.level else ()
 
     def relabel(self, case: EsiCase) -> int:
         """The level that the rules now give the latent facts. An imported level is a person's judgement and stays."""
