@@ -16,7 +16,6 @@ RIGHT = 0.6
 """The share of cases that the mediocre reader answers correctly."""
 SIMPLE = ("random", "prior-matched", "bag of words")
 """The rows of `analysis.baselines` that are named alike in every task of one turn."""
-NO_PRIORS: Mapping[str, Mapping[Any, float]] = MappingProxyType({})
 
 
 def write_answer(content: str, thinking: str | None = None, stop: Stop = "answered") -> Transcript:
@@ -46,7 +45,7 @@ def lazy_policies(
     write: Callable[[Any], str],
     gold: Callable[[Any], Any],
     *,
-    priors: Mapping[str, Mapping[Any, float]] = NO_PRIORS,
+    priors: Mapping[str, Mapping[Any, float]] = MappingProxyType({}),
     hedge: str | None = None,
     truncated: Transcript | None = None,
     near: Callable[[Any], Sequence[Any]] | None = None,
