@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field
 from clinrl.intervals import Counts
 from clinrl.types import Pool, Score, Strict, Transcript, Unreadable
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pydantic import Field
 from clinrl.tasks.audit.cases import MAX_PROPOSALS, AuditCase, Truth
 from clinrl.tasks.audit.env import APPROVE, COHORT, FLAG, INVESTIGATE, REVIEW, SHAP, SUBMIT, TIMELINE, Call, calls_for
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, ErrorType
-from clinrl.tasks.parts import Finite, Weight
+from clinrl.tasks.parts import Weight
 from clinrl.types import Strict
 
 MAX_CALLS: Final = calls_for(MAX_PROPOSALS)
@@ -29,56 +29,56 @@ class Episode(Strict):
     """Weight of the share of approvals that are right."""
     activity: Weight = 0.1
     """Weight of the number of distinct actions."""
-    beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.5
+    beta: Annotated[float, Field(gt=0.0)] = 1.5
     """Beta of F-beta, above 0."""
     actions_per_error: Annotated[float, Field(gt=0.0)] = 3.0
     """Number of distinct actions per error that earns the whole weight of activity."""
-    floor: Finite = 0.01
+    floor: float = 0.01
     """Least total."""
-    ceiling: Finite = 0.99
+    ceiling: float = 0.99
     """Greatest total."""
-    without_errors: tuple[Finite, Finite] = (0.5, 0.4)
+    without_errors: tuple[float, float] = (0.5, 0.4)
     """Pay if no patient has an error: the first number, and the second times the share of right approvals."""
 
 
 class Dense(Strict):
     """The numbers of the published table of bonuses, in the later of its two versions. The score is their sum."""
 
-    flag: Finite = 0.30
+    flag: float = 0.30
     """Flag of an error, whatever its type."""
-    false_flag: Finite = -0.25
+    false_flag: float = -0.25
     """Flag of a clean proposal."""
-    approval: Finite = 0.15
+    approval: float = 0.15
     """Approval of a clean proposal."""
-    false_approval: Finite = -0.20
+    false_approval: float = -0.20
     """Approval of an error."""
-    review: Finite = 0.04
+    review: float = 0.04
     """Review of a proposal."""
-    look_up: Finite = 0.10
+    look_up: float = 0.10
     """Investigation, or audit of the dates, of a patient who breaks a rule."""
-    idle_look_up: Finite = 0.02
+    idle_look_up: float = 0.02
     """The same for another patient, or a Shapley value that does not matter."""
-    shap: Finite = 0.12
+    shap: float = 0.12
     """Shapley value that matters to the rule that the patient breaks."""
-    cohort: Finite = 0.06
+    cohort: float = 0.06
     """Look at the cohort."""
-    fallacy: Finite = 0.05
+    fallacy: float = 0.05
     """"Theory of mind": a right flag whose reason holds a keyword of its rule."""
-    report: Finite = 0.05
+    report: float = 0.05
     """Any report."""
-    report_quality: Finite = 0.10
+    report_quality: float = 0.10
     """A report with at least two keywords."""
-    completion: Finite = 0.08
+    completion: float = 0.08
     """A report after `completion_share` of the proposals are decided."""
-    completion_share: Finite = 0.8
+    completion_share: float = 0.8
     """Share of proposals."""
-    duplicate: Finite = -0.04
+    duplicate: float = -0.04
     """Repeated call."""
-    decided_twice: Finite = -0.03
+    decided_twice: float = -0.03
     """Second decision about a proposal."""
-    invalid: Finite = -0.05
+    invalid: float = -0.05
     """Call that its tool refuses, or that cannot be read."""
-    step: Finite = -0.003
+    step: float = -0.003
     """Each call that is neither invalid nor a second decision."""
 
     @property

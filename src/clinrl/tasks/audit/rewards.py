@@ -35,7 +35,7 @@ class Corrected(Strict):
 
     detection: Weight = 0.8
     """Weight of detection: F-beta of the flags times the share of clean proposals that were approved."""
-    beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.5
+    beta: Annotated[float, Field(gt=0.0)] = 1.5
     """Beta of F-beta, above 0: how much more recall counts than precision."""
     typed_credit: Fraction = 0.5
     """Worth of a flag of the right type without right evidence, 0 to 1; with it, 1; of a wrong type, 0."""

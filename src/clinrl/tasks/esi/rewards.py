@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from clinrl.tasks.esi import triggers
-from clinrl.tasks.parts import Finite, Weight
+from clinrl.tasks.parts import Weight
 from clinrl.types import Score, Strict, Unreadable
 
 LEVELS: Final = (1, 2, 3, 4, 5)
@@ -45,7 +45,7 @@ answered 3, the next under-triage by one level."""
 BELOW: Final = 0.25
 """The least margin of every answer over silence where `refined` sets the pay for silence; the default has the same."""
 
-Penalty = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(le=0.0)]
 
 
 class Modifiers(Strict):
@@ -73,12 +73,12 @@ class Reward(Strict):
     kind: Literal["asymmetric", "naive"] = "asymmetric"
     """asymmetric: a cost for each pair of gold and answered level. naive: 1 for the exact level and 0 for any other
     (v45c)."""
-    valve: Annotated[float, Field(lt=EXACT, allow_inf_nan=False)] = 0.0
+    valve: Annotated[float, Field(lt=EXACT)] = 0.0
     """Pay for gold 1 answered 2, below 1; kind asymmetric alone."""
-    unreadable: Finite = -2.0
+    unreadable: float = -2.0
     """Pay for a turn without one valid answer."""
     modifiers: Modifiers = Modifiers()
-    floor: Annotated[float, Field(lt=EXACT, allow_inf_nan=False)] = -1.75
+    floor: Annotated[float, Field(lt=EXACT)] = -1.75
     """Least pay for a readable answer, below 1: added penalties must not make silence the better choice."""
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from clinrl.errors import DataError
 from clinrl.tasks.imaging import judging, sentences, similarity
 from clinrl.tasks.imaging.answer import UNKNOWN, full_text, parse, published_format, published_label
-from clinrl.tasks.parts import NO_RESPONSES, Finite, Request, Responses, Weight
+from clinrl.tasks.parts import NO_RESPONSES, Request, Responses, Weight
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, last_turn
 
 TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
@@ -35,7 +35,7 @@ class JudgeTerm(Strict):
     """Pay for the full verdict, 0 or more."""
     gated: bool = True
     """Whether only an answer with the right label is paid."""
-    ceiling: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 10.0
+    ceiling: Annotated[float, Field(ge=1.0)] = 10.0
     """Largest absolute value of a verdict of the published reader, 1 or more; the reader itself has no bound. 10 lets a
     verdict of 100 out of 10 points through, as published."""
 
@@ -74,11 +74,11 @@ class Reward(Strict):
     parser: Literal["strict", "published"] = "strict"
     """strict: one answer block that holds nothing but a label. published: the first label that the published reader
     finds; a turn without one may still earn other terms."""
-    right: Finite = 1.0
+    right: float = 1.0
     """Pay for the right label."""
-    wrong: Finite = 0.0
+    wrong: float = 0.0
     """Pay for a wrong label, at most that for the right one."""
-    unreadable: Finite = -0.5
+    unreadable: float = -0.5
     """Pay for a turn without a label; with the strict parser it earns nothing else."""
     format: Weight = 0.0
     """Bonus for the published format. Without a think block there is none."""
