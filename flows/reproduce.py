@@ -20,7 +20,7 @@ def reproduce(name: str) -> State[None]:
     """Bring a version or a merge up to date, from data to reports, and register it, after its ancestors or parts."""
     runs.begin()
     params = load_params()
-    names = dict.fromkeys(before for version in params.parts(name) for before in params.lineage(version)) | {name: None}
+    names = dict.fromkeys([*params.family(name), name])
     ran = [address for before in names for address in build(params, before)]
     return Completed(message=f"{name} is built and registered; {len(ran)} stages ran")
 

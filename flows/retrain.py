@@ -140,8 +140,7 @@ def of_task(params: Params, task: str) -> list[str]:
     """The versions of a task, parents first and the newest last. Raises ParamsError if there are none."""
     if not (named := params.versions_of(task)):
         raise ParamsError(f"params.yaml has no version of {task}, so there is nothing to retrain")
-    every = dict.fromkeys(before for version in named for before in params.lineage(version))
-    return sorted(every, key=params.newest_of(task).__eq__)
+    return sorted(params.family(*named), key=params.newest_of(task).__eq__)
 
 
 def addresses(params: Params, task: str) -> list[str]:

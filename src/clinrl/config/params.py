@@ -199,6 +199,11 @@ class Params(Section):
         check_known("params.yaml", name, [*self.versions, *merges], "a version or a merge")
         return tuple(merges[name].parts.values()) if name in merges else (name,)
 
+    def family(self, *names: str) -> tuple[str, ...]:
+        """The versions that versions and merges are made of, with their ancestors, each after its parent."""
+        parts = [part for name in names for part in self.parts(name)]
+        return tuple(dict.fromkeys(before for part in parts for before in self.lineage(part)))
+
     def model(self, name: str) -> Model:
         """The version, merge or base with this name. Raises ParamsError for an unknown name."""
         return resolve(self, name)

@@ -67,7 +67,7 @@ def generations(params: Params, what: str) -> list[list[str]]:
     if not meant:
         check_known("params.yaml", what, [*params.bases, *params.comparisons, *params.versions], WHAT)
     names = known[meant[0]]
-    wanted = {before for name in names for before in params.lineage(name)}
+    wanted = {*params.family(*names)}
     depths = {name: len(params.lineage(name)) for name in params.versions if name in wanted}
     return [[name for name, own in depths.items() if own == depth] for depth in sorted({*depths.values()})]
 

@@ -78,8 +78,7 @@ def of_version(params: Params, name: str) -> dict[str, Any]:
     that a registered model requires, with all their dependencies. Raises ParamsError for an unknown name, ArtefactError
     if its folder or its base is missing or altered.
     """
-    made, parts = lock.outputs(lock.read()), params.parts(name)
-    family = list(dict.fromkeys(version for part in parts for version in params.lineage(part)))
+    made, parts, family = lock.outputs(lock.read()), params.parts(name), params.family(name)
     task = params.versions[family[0]].task
     files = _files(params.model(name).folder)
     is_whole = all(file["name"] != "adapter_config.json" for file in files)

@@ -149,7 +149,7 @@ def collect(params: Params, model: Model) -> Recorded:
 
 
 def _training(params: Params, name: str) -> Iterator[model_card.Trained]:
-    for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
+    for version in params.family(name):
         spec, folder = params.versions[version], paths.adapter(version)
         used = read_manifest(folder).spec.get("data", spec.data) if folder.exists() else spec.data
         if used != spec.data:
@@ -186,7 +186,7 @@ def stated(params: Params, name: str, key: str) -> str:
     """The values of a key in the recipes of a version or of a merge's versions, and of their ancestors; empty if there
     is none. A recipe is that of the manifest, or of params.yaml, where an adapter is not here."""
     found = []
-    for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
+    for version in params.family(name):
         folder, profile = paths.adapter(version), params.profiles[params.versions[version].profile]
         own = read_manifest(folder).spec.get(key, "") if (folder / MANIFEST).exists() else ""
         found.append(own or getattr(profile, key, ""))

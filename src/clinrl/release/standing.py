@@ -24,7 +24,7 @@ def check_unchanged(params: Params, name: str) -> None:
 
     def settings(of: Params) -> dict[str, Any]:
         found: dict[str, Any] = {"scale": of.scale, "modes": of.modes, f"merges: {name}": of.merges.all.get(name)}
-        for version in (before for part in params.parts(name) for before in params.lineage(part)):
+        for version in params.family(name):
             spec = params.versions[version]
             found[f"versions.{version}"] = _recorded(of.versions.get(version))
             found[f"profiles.{spec.profile}"] = of.profiles.get(spec.profile)

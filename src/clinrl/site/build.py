@@ -312,7 +312,7 @@ def _version(site: Site, name: str, shown: Shown | None) -> None:
     lineage = versions.lineage(params, model, site.exams)
     for row in lineage:
         row |= {
-            "probe": site.file(row["probe"]),
+            "probe": site.file(paths.probe_proof(row["name"])),
             "proof": site.file(paths.data_proof(row["data"])) if row["data"] else None,
         }
     reports = (paths.mine_report, paths.protocol_report, paths.external_report)

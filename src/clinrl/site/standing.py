@@ -74,7 +74,7 @@ def standing(
     if decisions:
         findings = tuple(Finding.model_validate(finding) for finding in decisions[-1]["findings"])
     broken = [finding.sentence for finding in findings if not finding.passed]
-    made_of = (params.versions[name] for part in model.parts for name in params.lineage(part))
+    made_of = (params.versions[name] for name in params.family(*model.parts))
     waiver = next((text for version in made_of if (text := params.profiles[version.profile].waiver)), "")
     state: State = "open"
     if adapter and log.champions.get(model.registered) == adapter:

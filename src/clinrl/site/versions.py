@@ -196,15 +196,13 @@ def _recipe(params: Params, name: str | None) -> dict[str, str]:
 
 
 def lineage(params: Params, model: Model, exams: Mapping[str, Exam]) -> list[dict[str, Any]]:
-    """A row for each model from the base to this one: its data and probe, and the digests that its reports name."""
-    made = dict.fromkeys(name for part in model.parts for name in params.lineage(part))
-    rows: list[dict[str, Any]] = [{"name": f"{model.task.name}-base", "data": "", "probe": None}]
-    rows += [{"name": name, "data": params.versions[name].data, "probe": paths.probe_proof(name)} for name in made]
-    if model.kind == "merge":
-        rows.append({"name": model.name, "data": "", "probe": None})
-    for row in rows:
-        reports = exams[row["name"]].reports if row["name"] in exams else {}
-        first = next(iter(reports.values()), None)
-        row["adapter"] = first.adapter_digest if first else ""
-        row["exam"], row["exam_digest"] = (first.exam, first.exam_digest) if first else ("", "")
+    """A row for each model from the base to this one: its training data, and the digests that its reports name."""
+    rows = []
+    for name in dict.fromkeys([f"{model.task.name}-base", *params.family(*model.parts), model.name]):
+        first = next(iter(exams[name].reports.values()), None) if name in exams else None
+        rows.append({
+            "name": name, "data": params.versions[name].data if name in params.versions else "",
+            "adapter": first.adapter_digest if first else "",
+            "exam": first.exam if first else "", "exam_digest": first.exam_digest if first else "",
+        })  # fmt: skip
     return rows
