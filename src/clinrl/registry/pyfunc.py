@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import BaseModel, Field, ValidationError
 
 import clinrl_loader
-from clinrl.artifacts import canonical_json, identity, read_manifest, verified, write_json, write_text
+from clinrl.artifacts import canonical_json, identity, read_manifest, read_record, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, read_turn
@@ -176,12 +176,11 @@ def read(folder: Path) -> Served:
     Raises ArtefactError if the record is missing or malformed, or names other parts than the folder holds.
     """
     path = folder / RECORD
-    try:
-        served = Served.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{path} is missing, so {folder} is no registered model; download it again") from None
-    except ValidationError:
-        raise ArtefactError(f"{path} is no record of a registered model; register it again") from None
+    served = read_record(
+        path, Served,
+        lambda: f"{path} is missing, so {folder} is no registered model; download it again",
+        lambda _: f"{path} is no record of a registered model; register it again",
+    )  # fmt: skip
     parts = {MERGED: served.digest} if served.form == "merged" else {BASE: served.base_digest, ADAPTER: served.digest}
     for part, digest in parts.items():
         if identity(read_manifest(folder / part)) != digest:

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from clinrl import paths
-from clinrl.artifacts import MANIFEST, identity, read_manifest, write_text
+from clinrl.artifacts import MANIFEST, identity, read_manifest, read_record, write_text
 from clinrl.config.files import files_with
 from clinrl.config.model import Model
 from clinrl.config.params import Params
@@ -232,12 +232,11 @@ def _compare(folder: Path, now: Record) -> None:
     file = folder / NUMBERS
     where = "" if folder == paths.dossier(now.name) else f" --out {folder}"
     again = f"restore what was altered, or write it again with `clinrl dossier {now.name}{where}`"
-    try:
-        then = Record.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        raise ArtefactError(f"{file} is not here, so there is no dossier to check; {again}") from None
-    except ValidationError as error:
-        raise ArtefactError(f"{file} is no record of a dossier: {error.errors()[0]['msg']}; {again}") from None
+    then = read_record(
+        file, Record,
+        lambda: f"{file} is not here, so there is no dossier to check; {again}",
+        lambda fault: f"{file} is no record of a dossier: {fault}; {again}",
+    )  # fmt: skip
     found = {(value.file, value.key): value.value for value in now.values}
     for value in then.values:
         if (current := found.get((value.file, value.key))) != value.value:
