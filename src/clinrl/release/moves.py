@@ -58,10 +58,13 @@ def recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str
     return [holder_after(line) for line in moves(model, lines)]
 
 
-def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
-    """The approver of the last rollback of this version; None if there was none, or if it was approved again since."""
+def rolled_back_by(model: str, lines: Sequence[audit_log.Entry], digest: str, *, approved: bool = True) -> str | None:
+    """The approver of the last rollback of this version; None if there was none, or if it was approved again since.
+
+    Without `approved`, only a promotion counts: an approval that was cut short before the name moved promoted nothing.
+    """
     found = None
-    for turn in moves(model, lines, "approval"):
+    for turn in moves(model, lines, "approval") if approved else moves(model, lines):
         if turn.kind == "rollback" and turn.body["from"]["digest"] == digest:
             found = turn.body["approver"]
         elif turn.kind == "approval":
@@ -78,8 +81,7 @@ def interrupted(held: Entry, lines: Sequence[audit_log.Entry]) -> str:
     A rollback to a version that was itself rolled back needs `--from`, with the champion by the audit log, and one to
     another version than the champion before that `--to`.
     """
-    # Approvals aside: one that was cut short before the name moved promoted nothing.
-    person = rolled_back_by(held.model, [line for line in lines if line.kind != "approval"], held.digest)
+    person = rolled_back_by(held.model, lines, held.digest, approved=False)
     champion = recorded_champion(held.model, lines)
     now = versions.by_digest(held.model, champion) if person else None
     was_champion = held.digest in recorded_champions(held.model, lines)

@@ -206,8 +206,7 @@ def rollback(
                 f"{before.name} is the previous champion of {model} by name only: {paths.AUDIT_LOG} knows of another "
                 "before this one; move the name back in MLflow"
             )
-        # Approvals aside: one that was cut short before the name moved promoted nothing.
-        person = rolled_back_by(model, [line for line in lines if line.kind != "approval"], before.digest)
+        person = rolled_back_by(model, lines, before.digest, approved=False)
         if not of and person:  # by number, since a name may have been trained more than once
             raise GateError(
                 f"{person} rolled {before.name} back, and {now.name} is the champion of {model}; `clinrl rollback "
