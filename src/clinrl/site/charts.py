@@ -16,6 +16,8 @@ from clinrl.reports import figures
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
 """The margins of a chart, which hold its ticks."""
+FRAME = LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM
+"""Left, top, right and bottom edge of the area for the lines."""
 ROW = 26
 """Height of a row of a picture of intervals."""
 MOST_POINTS = 200
@@ -72,11 +74,7 @@ class Chart:
     spans: tuple[tuple[float, float], ...] = ()
     """Left edge and width of each shaded part: every other phase of a training."""
     alarms: tuple[tuple[float, Alarm], ...] = ()
-
-    @property
-    def frame(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom edge of the area for the lines."""
-        return LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM
+    frame: tuple[int, int, int, int] = FRAME
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ def chart(
     wide = [x for x, _ in every]
     x_axis = (min(wide), max(wide)) if len(set(wide)) > 1 else ends(wide)
     y_axis = ends((y for _, y in every), share=share)
-    left, top, right, bottom = LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM
+    left, top, right, bottom = FRAME
 
     def x(value: float) -> float:
         return place(value, x_axis, left, right)

@@ -148,5 +148,5 @@ def _href(link: str, folder: str, url: str, targets: Mapping[str, str]) -> str |
 def files() -> Iterator[Path]:
     """The Markdown files that become pages: documentation, files in the project's root, and reports except exams."""
     yield from sorted(Path("docs").rglob("*.md"))
-    yield from sorted(path for path in Path().glob("*.md"))
+    yield from sorted(Path().glob("*.md"))
     yield from sorted(path for path in Path("data/reports").rglob("*.md") if path.name != "report.md")
