@@ -127,7 +127,8 @@ def _turns(messages: Sequence[Message]) -> Iterator[str]:
         if what == TURN:
             yield f"Turn {text}"
         else:
-            yield from _labelled("" if what == ANSWERED else what, text, mark="-> " if what == ANSWERED else "")
+            label = f"{STEP}{'':<8}-> " if what == ANSWERED else f"{STEP}{what:<8}"
+            yield from _wrapped(text, " " * len(label), first=label)  # further lines begin in the same column
 
 
 def steps(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
@@ -162,11 +163,6 @@ def call_text(call: Call) -> str:
     """A call in one line."""
     arguments = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
     return f"{call.name}({', '.join(arguments)})"
-
-
-def _labelled(what: str, text: str, mark: str = "") -> Iterator[str]:
-    """Lines of a text, the first of them after a label; further lines are indented to the same column."""
-    yield from _wrapped(text, STEP + " " * 8 + " " * len(mark), first=f"{STEP}{what:<8}{mark}")
 
 
 def _decided(parts: Sequence[Part]) -> Iterator[str]:
