@@ -1,6 +1,6 @@
 """`clinrl plan`: the versions of params.yaml and the states of their stages, as a table or a tree."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,7 @@ def stage(params: Params, version: str | None = None, *, graph: str | None = Non
         return
     wanted = [version] if version else params.versions
     names = dict.fromkeys(before for name in wanted for before in params.lineage(name))
-    addresses = {name: addresses_of(params, name) for name in names}
-    states = dvc_states({address for row in addresses.values() for address in row.values()})
-    rows = [
-        _row(params, name, {stage: states[address] for stage, address in addresses[name].items()}) for name in names
-    ]
+    rows = [_row(params, name, states) for name, states in _states_of(params, names).items()]
     if not as_json:
         rows = [row | {"stands": first_open({stage: row[stage] for stage in STAGES})} for row in rows]
     show(COLUMNS, rows, as_json=as_json, narrow=NARROW)
@@ -87,6 +83,13 @@ def _row(params: Params, name: str, states: Mapping[str, State]) -> dict[str, An
     }
 
 
+def _states_of(params: Params, names: Iterable[str]) -> dict[str, dict[str, State]]:
+    """The states of each name's stages, by stage."""
+    stages = {name: addresses_of(params, name) for name in names}
+    states = dvc_states({address for row in stages.values() for address in row.values()})
+    return {name: {stage: states[address] for stage, address in row.items()} for name, row in stages.items()}
+
+
 def draw(params: Params, task: str = "") -> None:
     """Print the tree of a task, or of all tasks, with a line for each version. `dvc dag` would draw 10,963 columns.
 
@@ -95,13 +98,11 @@ def draw(params: Params, task: str = "") -> None:
     if task:
         check_known("params.yaml", task, params.bases, "a task with a base")
     trees = [list(_tree(params, f"{one}-base")) for one in ([task] if task else params.bases)]
-    stages = {name: addresses_of(params, name) for nodes in trees for name, _, _ in nodes}
-    states = dvc_states({address for row in stages.values() for address in row.values()})
+    states = _states_of(params, [name for nodes in trees for name, _, _ in nodes])
     for nodes in trees:
         width, kinds = (max(len(node[place]) for node in nodes) for place in (1, 2))
         for name, drawn, kind in nodes:
-            row: Mapping[str, State] = {stage: states[address] for stage, address in stages[name].items()}
-            print(f"{drawn:<{width}}  {kind:<{kinds}}  {first_open(row)}")
+            print(f"{drawn:<{width}}  {kind:<{kinds}}  {first_open(states[name])}")
 
 
 def _tree(params: Params, root: str) -> Iterator[tuple[str, str, str]]:
