@@ -111,6 +111,7 @@ def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[s
     compared = [comparison for comparison, spec in params.comparisons.items() if name in spec.versions]
     registered = [str(paths.preregistration(comparison)) for comparison in compared]
     drafts = sorted(map(str, paths.draft(name).parent.glob("*.json")))
+    adapter = cited.look(first, "adapter_digest")
 
     return {
         "name": name, "task": task, "scale": params.scale, "confidence": f"{LEVEL:.0%}", "papers": PAPERS,
@@ -130,9 +131,8 @@ def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[s
         "registrations": [file for file in registered if cited.look(file)],
         "plan": _where(cited, source, ("plans", task.name)),
         "drafts": [draft for draft in drafts if cited.look(draft, "task") == task.name],
-        "log": str(paths.AUDIT_LOG), "decision": _last(cited, "decision", cited.look(first, "adapter_digest")),
-        "promotion": _last(cited, "promotion", cited.look(first, "adapter_digest")),
-        "rollback": _last(cited, "rollback", cited.look(first, "adapter_digest")),
+        "log": str(paths.AUDIT_LOG),
+        **{kind: _last(cited, kind, adapter) for kind in ("decision", "promotion", "rollback")},
         "proof": lambda dataset: str(paths.data_proof(dataset)), "text": plain, "look": cited.look,
         "where": lambda *keys: _where(cited, source, keys),
         "show": cited.show, "word": cited.word, "line": cited.line, "names": cited.names, "state": cited.state,
