@@ -86,7 +86,7 @@ def _chosen(folder: Path) -> list[str]:
 def _is_ours(name: str) -> bool:
     """Whether a file of a repository is one of those that are sent."""
     file = name.removeprefix(f"{BASE}/")
-    return "/" not in file and (file in (MANIFEST, *SENT) or ".safetensors" in Path(file).suffixes)
+    return "/" not in file and (file in SENT or ".safetensors" in Path(file).suffixes)
 
 
 def card_of(made: Recorded, repo: str, base: Mapping[str, Any]) -> str:
