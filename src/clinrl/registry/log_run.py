@@ -178,8 +178,8 @@ def _alarms(name: str) -> str:
     raised = raised_in(paths.report(name) / ALARMS)
     if raised is None:
         return ""
-    words = [" ".join(filter(None, (alarm.level, alarm.name, alarm.about))) for alarm in raised]
-    return "; ".join(f"{word} at {alarm.step}" for word, alarm in zip(words, raised, strict=True)) or "none"
+    words = ((alarm.level, alarm.name, alarm.about, f"at {alarm.step}") for alarm in raised)
+    return "; ".join(" ".join(filter(None, of)) for of in words) or "none"
 
 
 def stated(params: Params, name: str, key: str) -> str:
