@@ -344,3 +344,8 @@ def remove_published(version: str, but: Path | None = None) -> None:
 def identity(manifest: Manifest) -> str:
     """The digest by which other artefacts refer to this one."""
     return digest(manifest.model_dump(mode="json"))
+
+
+def identity_of(folder: Path) -> str:
+    """The identity of a folder by its manifest, whose files are not read. Raises as `read_manifest`."""
+    return identity(read_manifest(folder))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
-from clinrl.artifacts import digest, exclusive, identity, read_manifest, write_json
+from clinrl.artifacts import digest, exclusive, identity_of, write_json
 from clinrl.config import change_plan
 from clinrl.config.base import NAME, Name, check_known, is_name
 from clinrl.config.files import read_files, write_whole
@@ -269,7 +269,7 @@ def champion(params: Params, task: str) -> str:
             f"the champion {found.name} is a merge, which nothing trained; name a version: --from VERSION"
         )
     folder = paths.adapter(found.name)
-    if not folder.exists() or identity(read_manifest(folder)) != found.digest:
+    if not folder.exists() or identity_of(folder) != found.digest:
         raise ArtefactError(
             f"the champion {found.name} is not the adapter in {folder}; restore it with `dvc checkout {folder}`"
         )

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import digests, identity, locked, md5, read_manifest, sha256_file
+from clinrl.artifacts import digests, identity_of, locked, md5, sha256_file
 from clinrl.config.machine import FILE as MACHINE
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
@@ -187,7 +187,7 @@ def _identity(address: str, tree: Path) -> str:
     """The digest of the rebuilt adapter or full model, by which a release identifies it."""
     name = f"{address.removeprefix('base@')}-base" if address.startswith("base@") else address
     folder = next(folder for folder in (tree / paths.merged(name), tree / paths.adapter(name)) if folder.exists())
-    return identity(read_manifest(folder))
+    return identity_of(folder)
 
 
 def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import BaseModel, Field, ValidationError
 
 import clinrl_loader
-from clinrl.artifacts import canonical_json, identity, read_manifest, read_record, verified, write_json, write_text
+from clinrl.artifacts import canonical_json, identity_of, read_manifest, read_record, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, read_turn
@@ -183,7 +183,7 @@ def read(folder: Path) -> Served:
     )  # fmt: skip
     parts = {MERGED: served.digest} if served.form == "merged" else {BASE: served.base_digest, ADAPTER: served.digest}
     for part, digest in parts.items():
-        if identity(read_manifest(folder / part)) != digest:
+        if identity_of(folder / part) != digest:
             raise ArtefactError(f"{folder / part} is not what {path} names; register {served.name} again")
     return served
 

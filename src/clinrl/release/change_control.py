@@ -117,10 +117,7 @@ def screened_out(params: Params, name: str) -> str | None:
     if champion.name in params.merges.all:
         return f"the champion {champion.name} is a merge, whose errors nobody mines"
     protocol = params.plans[task.name].protocol
-    for one, digest in (
-        (name, artifacts.identity(artifacts.read_manifest(model.folder))),
-        (champion.name, champion.digest),
-    ):
+    for one, digest in ((name, artifacts.identity_of(model.folder)), (champion.name, champion.digest)):
         mine_data(params, one)
         if artifacts.read_manifest(paths.mined(one)).inputs["adapter"] != digest:
             raise ArtefactError(f"{paths.mined(one)} is of another adapter than {one}; run `dvc repro mine@{one}`")

@@ -115,7 +115,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         folder = _champions_answers(params, champion, model, run.exam_digest)
         rivals[form.CHAMPION] = answers(champion.name, folder)
         if plan and digest != champion.digest and not _is_made_of_champion(params, name, champion):
-            both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
+            both = [artifacts.identity_of(one) for one in (paths.graded(name), folder)]
             tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
             test = form.TEST if run.clusters is None else form.TEST_OF_CLUSTERS
             key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], test]))

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from clinrl import paths
-from clinrl.artifacts import MANIFEST, identity, read_manifest, read_record, write_text
+from clinrl.artifacts import MANIFEST, identity_of, read_record, write_text
 from clinrl.config.files import files_with
 from clinrl.config.model import Model
 from clinrl.config.params import Params
@@ -211,7 +211,7 @@ def _below(cited: Cited, one: Place, other: Place) -> Iterator[tuple[Place, Plac
 def _check_adapters(cited: Cited, params: Params, name: str) -> None:
     first = next(iter(_reports(params, name).values()))
     stated, folder = cited.look(first, "adapter_digest"), paths.adapter(name)
-    if stated and (folder / MANIFEST).exists() and (here := identity(read_manifest(folder))) != stated:
+    if stated and (folder / MANIFEST).exists() and (here := identity_of(folder)) != stated:
         raise ArtefactError(
             f"{first} says {stated!r} at /adapter_digest, but {folder} is {here!r}; run `dvc checkout`, or `dvc repro "
             f"evaluate@{name}`"

@@ -193,7 +193,7 @@ def _check_exam(params: Params, model: Model, adapter: str, answers: Path, stage
         if not folder.exists():
             raise Unchecked("absent", f"{folder} is not here; run `dvc checkout`, or `dvc repro {stage}`")
     graded = artifacts.verified(answers)
-    found = artifacts.identity(artifacts.read_manifest(paths.cases(exam)))
+    found = artifacts.identity_of(paths.cases(exam))
     if graded.inputs["adapter"] != adapter:
         raise Refused(f"{answers} was answered by another model; run `dvc repro {stage}`")
     if graded.inputs["exam"] != found:
@@ -257,7 +257,7 @@ def _release_links(params: Params, name: str) -> Iterator[Link]:
         lines = audit_log.lines(params)
         audit_log.check_committed(paths.AUDIT_LOG)
         state = "broken" if (folder / artifacts.MANIFEST).exists() else "absent"
-        digest = artifacts.identity(artifacts.read_manifest(folder))
+        digest = artifacts.identity_of(folder)
     except Refused as refused:
         yield Link(version=name, link="gate", state=state, digest="", says=str(refused))
         return

@@ -76,7 +76,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
             raise GateError(f"the champion's name of {model} moved after the decision on {name}; decide again")
         lock.demand(params, name)  # a person may have had a day to answer
         versions.check_intact(params, entry)
-        answers = artifacts.identity(artifacts.read_manifest(paths.graded(name)))
+        answers = artifacts.identity_of(paths.graded(name))
         body = {"model": model, **_name(entry), "decision": decision.digest, "approver": approver, "answers": answers}
         body |= {"approved": about, "approval": dict(approval)}
 
@@ -86,7 +86,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         audit_log.write(params, "approval", body, unless=is_recorded)
         # Its name may later mean another adapter, trained on new data or a new base.
         kept = paths.champions_answers(entry.digest)
-        if not kept.exists() or artifacts.identity(artifacts.read_manifest(kept)) != answers:
+        if not kept.exists() or artifacts.identity_of(kept) != answers:
             with artifacts.staged(kept) as out:
                 shutil.copytree(paths.graded(name), out, dirs_exist_ok=True)
         if before is not None and before.digest != entry.digest:
@@ -103,7 +103,7 @@ def settle(params: Params, name: str) -> Entry | None:
     somebody moved the alias by hand.
     """
     model = params.model(name).registered
-    mine = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
+    mine = artifacts.identity_of(params.model(name).folder)
     with _exclusive(model):
         champion = versions.holder(model, CHAMPION)
         if champion is None or champion.digest != mine:

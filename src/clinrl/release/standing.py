@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clinrl import artifacts, paths
-from clinrl.artifacts import identity, read_manifest
+from clinrl.artifacts import identity, identity_of, read_manifest
 from clinrl.config.params import Params, load_params
 from clinrl.config.schema import DataSpec, VersionSpec
 from clinrl.errors import ArtefactError, GateError, ParamsError, RegistryError
@@ -124,4 +124,4 @@ def outcome(params: Params, name: str) -> str | None:
 
 
 def _digest(params: Params, name: str) -> str:
-    return identity(read_manifest(params.model(name).folder))
+    return identity_of(params.model(name).folder)

@@ -15,7 +15,7 @@ from threading import Condition, Lock, Thread
 from typing import Any, TypeVar
 
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, verified
+from clinrl.artifacts import identity_of, verified
 from clinrl.config.base import Scale
 from clinrl.config.machine import Vllm
 from clinrl.errors import EngineError, OutOfMemory, Refused
@@ -304,7 +304,7 @@ class Remote:
         if served.form == "merged":
             raise EngineError("a full model is not served by `clinrl engine`; set sampler to transformers")
         base = paths.base(served.task)
-        if identity(read_manifest(base)) != served.base_digest:
+        if identity_of(base) != served.base_digest:
             raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
         opening.check(folder / ADAPTER)
         connected = engine.connect(self._task, self._settings)
