@@ -45,7 +45,8 @@ class Command:
     runs: str = ""
     """`module:function` below clinrl, imported when the command runs; empty if a stage or its actions run instead."""
     stage: str = ""
-    """The module of a stage of dvc.yaml. Its inputs are compared with dvc.lock, and its outputs are signed."""
+    """The module of a stage of dvc.yaml: its function `stage` takes params and a name. The inputs are compared with
+    dvc.lock, and the outputs are signed."""
     arguments: tuple[Argument, ...] = ()
     one_of: tuple[Argument, ...] = ()
     """Arguments of which the user must give exactly one."""
@@ -55,11 +56,6 @@ class Command:
     """What the function takes besides the arguments: `params`, checked; `source`, the path that they are read from."""
     also: str = ""
     """Synonyms, separated by spaces. The error message for a synonym suggests this command."""
-
-
-def stage(module: str, name: Argument, *, help: str, description: str, examples: str, also: str = "") -> Command:
-    """A command that only runs a stage of dvc.yaml: the function `stage` of `module`, with parameters and a name."""
-    return Command(help=help, description=description, examples=examples, stage=module, arguments=(name,), also=also)
 
 
 JSON = arg("--json", dest="as_json", action="store_true", help="JSON instead of a table")

@@ -1,20 +1,20 @@
 """Data, train, evaluate: the subcommands that make artefacts and measure them."""
 
-from clinrl.cli.arguments import JSON, LAST_PORT, Command, arg, name, natural, stage, value
+from clinrl.cli.arguments import JSON, LAST_PORT, Command, arg, name, natural, value
 
 DATA = {
-    "dataset": stage(
-        "data.dataset",
-        name("DATASET"),
+    "dataset": Command(
+        stage="data.dataset",
+        arguments=(name("DATASET"),),
         help="draw the cases of a data set, or import them",
         description="Writes data/cases/DATASET: cases.jsonl and its manifest. An imported data set (`imports` in "
         "params.yaml) also gets refused.tsv, which says why each row was kept out, and import.json with the counts.",
         examples="clinrl dataset esi-d3\nclinrl dataset esi-x3",
         also="data import generate draw cases",
     ),
-    "validate": stage(
-        "data.validate",
-        name("DATASET"),
+    "validate": Command(
+        stage="data.validate",
+        arguments=(name("DATASET"),),
         help="check a data set against its task's expectations",
         description="Runs the task's expectations and the gold proof on data/cases/DATASET. Writes the proof "
         "data/reports/data/DATASET.json only on success, and a page for people under data/docs/DATASET.",
@@ -24,27 +24,27 @@ DATA = {
 }
 
 TRAIN = {
-    "base": stage(
-        "models.bases",
-        name("TASK"),
+    "base": Command(
+        stage="models.bases",
+        arguments=(name("TASK"),),
         help="build a task's embedded base, or pin its hub checkpoint",
         description="Writes data/bases/TASK. At scale embedded, trains the base model from scratch (minutes to an "
         "hour; a killed build continues); at scale full, resolves the hub revision to a commit and records it.",
         examples="clinrl base esi",
         also="pretrain download model",
     ),
-    "probe": stage(
-        "data.reward_audit",
-        name("VERSION"),
+    "probe": Command(
+        stage="data.reward_audit",
+        arguments=(name("VERSION"),),
         help="check that a version's reward pays no lazy policy",
         description="Scores lazy policies on the very stream that VERSION would train on. Writes the proof "
         "data/reports/probe/VERSION.json only if none of them beats a mediocre reader.",
         examples="clinrl probe esi-v46",
         also="reward reward-audit",
     ),
-    "train": stage(
-        "training.launch",
-        name("VERSION"),
+    "train": Command(
+        stage="training.launch",
+        arguments=(name("VERSION"),),
         help="train a version's adapter",
         description="Writes data/adapters/VERSION, warm-started from the version's parent. An interrupted run "
         "continues from its last checkpoint when the same command is given again.",
@@ -65,9 +65,9 @@ TRAIN = {
         ),
         also="vllm serve server sampler generation",
     ),
-    "merge": stage(
-        "merging.merge",
-        name("MERGE"),
+    "merge": Command(
+        stage="merging.merge",
+        arguments=(name("MERGE"),),
         help="fold a version into its base, or blend two versions",
         description="Writes data/merged/MERGE, without training. A fold is a full model that needs no PEFT, checked "
         "against base and adapter; a blend is an adapter (cat, svd) or a full model (linear, ties, dare).",
@@ -126,9 +126,9 @@ EVALUATE = {
         ),
         also="pre-registration preregistration register-plan power sample-size",
     ),
-    "evaluate": stage(
-        "evaluation.evaluate",
-        name("VERSION", "a version or a merge of params.yaml, or TASK-base"),
+    "evaluate": Command(
+        stage="evaluation.evaluate",
+        arguments=(name("VERSION", "a version or a merge of params.yaml, or TASK-base"),),
         help="evaluate a version, a merge or a base on its exam, in each mode",
         description="Writes the graded answers to data/graded/NAME and the reports to data/reports/NAME.",
         examples="clinrl evaluate esi-v46\nclinrl evaluate esi-base\nclinrl evaluate esi-v49-full",
@@ -152,9 +152,9 @@ EVALUATE = {
         takes=("params", "source"),
         also="comparison versus diff arms recipes",
     ),
-    "mine": stage(
-        "evaluation.error_analysis",
-        name("VERSION"),
+    "mine": Command(
+        stage="evaluation.error_analysis",
+        arguments=(name("VERSION"),),
         help="find out where a version errs, and what that would cost",
         description="Evaluates VERSION on its mine data (`mining` in params.yaml), which is neither training data "
         "nor an exam. Groups the wrong answers by kind, ranked by clinical cost. Writes "
@@ -162,9 +162,9 @@ EVALUATE = {
         examples="clinrl mine esi-v49",
         also="errors error-analysis mistakes",
     ),
-    "resit": stage(
-        "evaluation.resit",
-        name("NAME", "a version or a merge of params.yaml"),
+    "resit": Command(
+        stage="evaluation.resit",
+        arguments=(name("NAME", "a version or a merge of params.yaml"),),
         help="let a champion take a fresh exam besides its own",
         description="Evaluates NAME on the exam that `resits` in params.yaml names, besides its own. Keeps the answers "
         "in data/resits/NAME for the decisions on later versions, and writes no report.",
@@ -183,9 +183,9 @@ EVALUATE = {
         ),
         also="page pages figures plots report reports draw",
     ),
-    "external": stage(
-        "benchmarks.external",
-        name("VERSION"),
+    "external": Command(
+        stage="benchmarks.external",
+        arguments=(name("VERSION"),),
         help="evaluate a version on cases from elsewhere",
         description="Evaluates VERSION on the data that `external` in params.yaml names. Writes "
         "data/reports/external/VERSION.json and .md: its figures with intervals, what lazy policies reach, and the "
@@ -193,9 +193,9 @@ EVALUATE = {
         examples="clinrl external esi-v49",
         also="mietic",
     ),
-    "protocol": stage(
-        "benchmarks.protocol",
-        name("VERSION", "a version of params.yaml, or TASK-base"),
+    "protocol": Command(
+        stage="benchmarks.protocol",
+        arguments=(name("VERSION", "a version of params.yaml, or TASK-base"),),
         help="evaluate a version or a base by a published protocol",
         description="For tasks that are played in an environment. VERSION plays the episodes that `protocols` in "
         "params.yaml names, in every mode, and answers its exam once more at their temperature. Writes "
