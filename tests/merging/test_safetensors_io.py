@@ -132,7 +132,6 @@ def test_the_page_cache_is_told_piece_by_piece(checkpoint, tmp_path, monkeypatch
 def test_a_small_tensor_loads_in_float32(checkpoint):
     stored = safetensors_io.read_index(checkpoint)
     assert torch.equal(safetensors_io.load(stored["b.weight"]), tensors()["b.weight"].float())
-    assert stored["b.weight"].elements == 36
     with pytest.raises(ArtefactError, match="holds U8 where"):
         safetensors_io.load(stored["d.bytes"])
 

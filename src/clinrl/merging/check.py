@@ -6,6 +6,7 @@ too large to run is compared by its weights alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def _rows(stored: safetensors_io.Stored, rows: Tensor) -> Tensor:
 def _dtype(model: Path) -> tuple[str, int]:
     """The type of a model's largest tensor, and the bytes of all in float32."""
     stored = safetensors_io.read_index(model).values()
-    return max(stored, key=lambda tensor: tensor.size).dtype, sum(4 * tensor.elements for tensor in stored)
+    return max(stored, key=lambda tensor: tensor.size).dtype, sum(4 * prod(tensor.shape) for tensor in stored)
 
 
 def _device(kind: str) -> str:

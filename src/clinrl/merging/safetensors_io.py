@@ -64,11 +64,6 @@ class Stored:
     size: int
     """In bytes."""
 
-    @property
-    def elements(self) -> int:
-        """Count of its entries."""
-        return prod(self.shape)
-
 
 def read_index(folder: Path) -> dict[str, Stored]:
     """Every tensor of a checkpoint folder by name: `model.safetensors`, or the shards that its index names.
