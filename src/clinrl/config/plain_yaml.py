@@ -41,12 +41,10 @@ def read_yaml(path: Path) -> Any:
     are errors too.
     """
     text = _text(path)
-    if found := HIDDEN.search(text):
+    if found := HIDDEN.search(text) or CONFLICT.search(text):
+        conflict = "a mark of a conflict of git; keep one side and delete the marks"
         line = text.count("\n", 0, found.start()) + 1
-        raise ParamsError(f"{path}: line {line}: {_hidden(found)}")
-    if found := CONFLICT.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise ParamsError(f"{path}: line {line}: a mark of a conflict of git; keep one side and delete the marks")
+        raise ParamsError(f"{path}: line {line}: {_hidden(found) if found.re is HIDDEN else conflict}")
     try:
         _measure(text)
         return YAML(typ="safe").load(text)
@@ -56,10 +54,8 @@ def read_yaml(path: Path) -> Any:
         mark = error.problem_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
         raise ParamsError(f"{path}:{place} {' '.join(str(error.problem).split())[:200]}") from None
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:  # the latter for a date that does not exist, for example
         raise ParamsError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
-    except ValueError as error:  # such as a date that does not exist
-        raise ParamsError(f"{path} is not YAML: {error}") from None
 
 
 def _text(path: Path) -> str:
