@@ -610,8 +610,8 @@ def scorer(project):
         other.score = score or task.score
         function = reward_fn.reward_function(
             other, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
-            ends=end_tokens(model, tokenizer), group=2, judges=Judges(paths.base("esi")), phases=phases,
-            placebo=placebo, seed=1,
+            ends=end_tokens(model.generation_config, tokenizer), group=2, judges=Judges(paths.base("esi")),
+            phases=phases, placebo=placebo, seed=1,
         )  # fmt: skip
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),

@@ -15,7 +15,7 @@ from clinrl.artifacts import digest, digests, exclusive, identity, read_manifest
 from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import hub, memory, opening
-from clinrl.models.chat import render, think_block, without_clock, without_prefill
+from clinrl.models.chat import end_tokens, render, think_block, without_clock, without_prefill
 from clinrl.runtime import determinism
 from clinrl.tasks.base import Task, get_task
 from clinrl.types import Manifest, Message
@@ -148,9 +148,9 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, st
         tokenizer = AutoTokenizer.from_pretrained(origin, padding_side="left", trust_remote_code=False)
         config = AutoConfig.from_pretrained(origin, trust_remote_code=False)
         try:
-            declared = GenerationConfig.from_pretrained(origin).eos_token_id
+            generation = GenerationConfig.from_pretrained(origin)
         except OSError:  # as transformers does for a model: use its configuration
-            declared = GenerationConfig.from_model_config(config).eos_token_id
+            generation = GenerationConfig.from_model_config(config)
         _ready(tokenizer, named, origin, folder)
         _render(tokenizer)
         text, names = config.get_text_config(), dict[str, str]()
@@ -160,8 +160,7 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int], dict[str, st
                 with safe_open(file, framework="pt") as tensors:
                     stored.update(tensors.keys())
             names = opening.stored_names(Path(origin), sorted(stored))
-    ends = [declared] if isinstance(declared, int) else declared or []
-    return tokenizer, text, frozenset([*ends, tokenizer.eos_token_id]), names
+    return tokenizer, text, end_tokens(generation, tokenizer), names
 
 
 def think_blocks(folder: Path) -> list[str]:

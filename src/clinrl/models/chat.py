@@ -17,7 +17,7 @@ from clinrl.errors import Refused
 from clinrl.types import CALL, Call, Message, Transcript
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 CLOSE: Final = "</think>"
 OPEN: Final = "<think>"
@@ -204,9 +204,9 @@ def decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], ends: Colle
     return Completion(text=text, stop="answered", ids=tuple(ids[: end + 1]))
 
 
-def end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """The ids that end a turn: those the model declares and the tokenizer's own."""
-    declared = model.generation_config.eos_token_id
+def end_tokens(config: "GenerationConfig", tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """The ids that end a turn: those that a model's generation config declares, and the tokenizer's own."""
+    declared = config.eos_token_id
     ids = [declared] if isinstance(declared, int) else list(declared or [])
     return frozenset([*ids, tokenizer.eos_token_id])
 

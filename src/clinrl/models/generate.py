@@ -169,7 +169,7 @@ class Sampler:
 
         ids, _ = self._encode_prompts(prompts, thinking, budget)
         lengths = [len(row) for row in ids]
-        ends = end_tokens(self.model, self.tokenizer)
+        ends = end_tokens(self.model.generation_config, self.tokenizer)
         choice = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
         config = GenerationConfig(
             max_new_tokens=budget,

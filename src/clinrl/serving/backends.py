@@ -213,7 +213,8 @@ class TokenStream:
 
     def __init__(self, jobs: Sequence[Job], waiting: list[Job], sampler: Sampler) -> None:
         self._jobs, self._waiting, self._sampler = jobs, waiting, sampler
-        self._pad, self._ends = sampler.tokenizer.pad_token_id, end_tokens(sampler.model, sampler.tokenizer)
+        self._pad = sampler.tokenizer.pad_token_id
+        self._ends = end_tokens(sampler.model.generation_config, sampler.tokenizer)
         self._rows: dict[tuple[int, ...], list[Job]] = {}
         self._first, self._last = 0, dict[Job, list[int]]()
 

@@ -334,9 +334,10 @@ def grpo_trainer(
         **common_settings(spec, output, world),
     )
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
+    ends = end_tokens(model.generation_config, tokenizer)
     switches = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
     score = reward_function(
-        task, reward, thinking=switches, tokenizer=tokenizer, ends=end_tokens(model, tokenizer), group=trainer["group"],
+        task, reward, thinking=switches, tokenizer=tokenizer, ends=ends, group=trainer["group"],
         judges=judges, phases=phases, placebo=spec.get("placebo", ""), seed=spec["seed"], world=world,
     )  # fmt: skip
     grpo = Grpo(
@@ -354,5 +355,5 @@ def grpo_trainer(
     if spec["scale"] == "full" or world.size > 1:  # else bytes of the embedded scale would change
         grpo.seed = spec["seed"]
     if task.episodes is not None:
-        grpo.switches, grpo.offered, grpo.ends = switches, tools, end_tokens(model, tokenizer)
+        grpo.switches, grpo.offered, grpo.ends = switches, tools, ends
     return grpo
