@@ -367,7 +367,6 @@ def worst(params: Params, names: Sequence[str], machine: Machine, there: FreeMem
     found: dict[tuple[str, str], Need] = {}
     for name in names:
         for need in needs(params, name, machine, there):
-            most = found.get((need.task, need.place))
-            if most is None or (need.gpu or 0, need.host or 0) > (most.gpu or 0, most.host or 0):
-                found[need.task, need.place] = need
+            at = need.task, need.place
+            found[at] = max(found.get(at, need), need, key=lambda one: (one.gpu or 0, one.host or 0))
     return list(found.values())

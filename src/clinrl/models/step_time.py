@@ -121,13 +121,10 @@ def slowest(params: Params, names: Sequence[str], machine: Machine, rates: Rates
     """For each task, the training that takes longest. Bases and checkpoints of unknown shape are left out."""
     found: dict[str, Times] = {}
     for name in names:
-        if name in params.versions:
-            try:
+        with suppress(Refused):
+            if name in params.versions:
                 times = estimate_times(params, name, machine, rates, is_gpu=is_gpu)
-            except Refused:
-                continue
-            if times.task not in found or times.all_s > found[times.task].all_s:
-                found[times.task] = times
+                found[times.task] = max(found.get(times.task, times), times, key=lambda one: one.all_s)
     return list(found.values())
 
 
