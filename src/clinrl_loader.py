@@ -312,7 +312,7 @@ def load(uri: str, *, digest: str = "") -> Any:
         else:
             copy = Path(artifacts.download_artifacts(artifact_uri=uri, dst_path=place))
         try:
-            signed = _check_copy(copy, stacklevel=3)
+            signed = _check_copy(copy)
             if digest and (found := _digest(copy)) != digest:
                 raise Untrusted(f"it is the model {found!r} and not {digest!r}; nothing was loaded")
         except Untrusted as error:
@@ -348,24 +348,24 @@ def _load_pyfunc(path: str) -> Any:
     folder = Path(path)
     within = os.path.abspath(folder)
     sys.path[:] = [entry for entry in sys.path if not Path(os.path.abspath(entry)).is_relative_to(within)]
-    signed = _copies.get(folder) or _check_copy(folder, stacklevel=3)
+    signed = _copies.get(folder) or _check_copy(folder)
     if PACKAGE not in sys.modules:
         _import_as_signed(folder / CODE, signed)
         sys.path.insert(0, str(folder / CODE))
     return importlib.import_module(f"{PACKAGE}.served").load(path)
 
 
-def _check_copy(folder: Path, *, stacklevel: int) -> Mapping[str, str]:
+def _check_copy(folder: Path) -> Mapping[str, str]:
     """Check a registered folder, and return the SHA-256 of each of its files. Raises Untrusted.
 
-    Warns, at the caller `stacklevel` levels up, if the only key is the one that came with the folder.
+    Warns, as the caller of its caller, if the only key is the one that came with the folder.
     """
     keys = trusted()
     if not keys:
         warnings.warn(
             f"{folder} is checked with the key that came with it, which does not say whose it is; set {TRUSTED} to a "
             "file with the key of whom you trust",
-            stacklevel=stacklevel,
+            stacklevel=3,
         )
     try:
         return check(folder, keys or {"its own key": _line(folder / SIGNER)}, but=(NOTED,))[1]
