@@ -48,10 +48,10 @@ def stage(params: Params, name: str) -> None:
         raise ParamsError(f"{name!r} is not a merge; {did_you_mean(name, merges)}")
     merge = merges[name]
     task, target = get_task(merge.task), paths.merged(name)
-    if isinstance(merge, Fold):
-        method, versions = "fold", {merge.version: 1.0}
-    else:
-        method, versions = merge.method, dict(zip((merge.first, merge.second), merge.weights, strict=True))
+    method: Method = "fold" if isinstance(merge, Fold) else merge.method
+    weights = (1.0,) if isinstance(merge, Fold) else merge.weights
+    versions = dict(zip(merge.parts.values(), weights, strict=True))
+    chosen = merge.model_dump(mode="json", include={"density", "seed"})  # a fold has neither
     parts = [(paths.adapter(version), weight) for version, weight in versions.items()]
     with exclusive(target):
         inputs: dict[str, str] = {}
@@ -67,17 +67,14 @@ def stage(params: Params, name: str) -> None:
         source = bases.locate(named, base) if named else base
         with staged(target) as out:
             result: dict[str, Any] = {"method": method, "versions": versions}
-            if isinstance(merge, Fold):
-                blend("fold", source, parts, out)
-            else:
-                error = blend(merge.method, source, parts, out, density=merge.density, seed=merge.seed)
+            error = blend(method, source, parts, out, **chosen)
+            if method != "fold":
                 result["relative_error"] = None if error is None else round(error, 6)
             prompts = _prompts(params, task, parts[0][0])
             compared = check(source, parts, out, prompts, exact=method in ("fold", "cat", "linear"))
             result["check"] = compared.model_dump(mode="json")
             write_json(out / RESULT, result)
             write_text(out / "README.md", _card(name, task, result, params.records_of(*versions), in_four_bits))
-            chosen = {"density", "seed"} if method in ("ties", "dare") else set[str]()
             seal(
                 out,
                 kind="merged",
@@ -87,7 +84,7 @@ def stage(params: Params, name: str) -> None:
                 spec={
                     "method": method,
                     "versions": versions,
-                    **merge.model_dump(mode="json", include=chosen),
+                    **(chosen if method in ("ties", "dare") else {}),
                     "scale": params.scale,
                     "max_shard_bytes": safetensors_io.MAX_SHARD_BYTES,
                     "environment": determinism.record(),
