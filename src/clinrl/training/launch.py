@@ -70,7 +70,8 @@ def stage(params: Params, version: str) -> None:
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
         handling = params.trainer(params.versions[version].profile).model_dump(include=HANDLING)
         write_json(folder / SPEC, local | handling)
-        tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
+        fields = manifest_fields(spec)
+        tracked = {"task": spec["task"], "version": version, "recipe": fields["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
         status, steps = _status(folder), spec["trainer"]["steps"]
         if (folder / PUBLISHED).exists():
@@ -89,7 +90,6 @@ def stage(params: Params, version: str) -> None:
         with staged(target) as out:
             for file in sorted((folder / ADAPTER).iterdir()):
                 shutil.copyfile(file, out / file.name)
-            fields = manifest_fields(spec)
             lineage, records = params.lineage(version), params.records_of(version)
             write_text(out / "README.md", model_card.write(fields, lineage=lineage, records=records, base=base))
             if (folder / SAMPLERS).exists():
