@@ -93,8 +93,7 @@ def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: 
     (prompts, prompts_mask), of = distinct(ids[:, :shared], mask[:, :shared]) if shared else ((ids, mask), None)
     cache = None
     if share_prompts and len(prompts) < len(ids):
-        cache = DynamicCache(config=model.config)
-        model(input_ids=prompts, attention_mask=prompts_mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = _cached(model, prompts, prompts_mask)
         cache.batch_select_indices(of)
         ids = ids[:, shared:]
     labels = ids.masked_fill(mask[:, -ids.size(1) :] == 0, -100)
@@ -130,15 +129,18 @@ class ByLength:
             start = int((learned != -100).any(0).float().argmax()) - 1  # this token predicts the first learned one
             part = dict(settings)
             if self.split and start > 0:
-                part["past_key_values"] = cache = DynamicCache(config=self.model.config)
-                self.model(
-                    input_ids=ids[:, :start], attention_mask=mask[:, :start], past_key_values=cache, use_cache=True,
-                    logits_to_keep=1,
-                )  # fmt: skip
+                part["past_key_values"] = _cached(self.model, ids[:, :start], mask[:, :start])
                 ids, learned = ids[:, start:], learned[:, start:]
             found.append(self.model(input_ids=ids, attention_mask=mask, labels=learned, **part))
         read = ("log_probs", "entropy", "is_top1", "label_mask")
         return SimpleNamespace(**{name: torch.cat([getattr(part, name).flatten() for part in found]) for name in read})
+
+
+def _cached(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache:
+    """The keys and values of some tokens, with gradient."""
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
 
 
 def _parts(rows: Tensor, width: int, together: int) -> tuple[Tensor, ...]:
