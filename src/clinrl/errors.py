@@ -26,6 +26,8 @@ FULL = re.compile(r"no space left on device|disk quota exceeded|database or disk
 """How libraries say that the disk is full, in errors of their own without a number."""
 
 
+INSTALL = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
+"""What to do about a library that is not installed."""
 UNREAD = 141
 """The exit code when nobody reads the output any more: that of a program which SIGPIPE ended, as shells report it."""
 

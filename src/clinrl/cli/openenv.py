@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-from clinrl.errors import ParamsError, Refused, did_you_mean, echo
+from clinrl.errors import INSTALL, ParamsError, Refused, did_you_mean, echo
 from clinrl.tasks.base import get_task, task_names
 
 EXAM_IS_OPEN: Final = "an exam shows nothing about a model that was trained on cases of the pool exam"
-INSTALL: Final = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
 SPARE_CONNECTIONS: Final = 32
 """Connections that are answered beyond one for each session; any further one gets 503."""
 MESSAGE_BYTES: Final = 64 * 1024

