@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     written = numbers.get("max_completion", 0)
     rows, micro = numbers.get("batch", 0) or numbers["prompts"] * numbers["group"], numbers["micro_batch"]
     need = size.weights + max(
-        size.training(prompt + written, micro, micro * max(written, 1), checkpointed=True),
+        size.training(micro * (prompt + written), micro * max(written, 1), checkpointed=True),
         size.writing(prompt, prompt + written, rows) if written else 0,
     )
     what = f"{asked.method.upper()} {asked.shape} in {asked.kind}"

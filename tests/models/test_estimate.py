@@ -92,9 +92,9 @@ def test_the_copies_have_the_published_number_of_parameters(repo, billions):
 
 def test_less_at_once_needs_less():
     size = measure(dict(SHAPES["Qwen/Qwen2.5-3B-Instruct"]), nf4=True, half=True, rank=16, targets="all-linear")
-    steps = [size.training(1500, rows, rows * 1000, checkpointed=True) for rows in (1, 2, 8)]
+    steps = [size.training(1500 * rows, rows * 1000, checkpointed=True) for rows in (1, 2, 8)]
     assert steps == sorted(steps)
-    assert size.training(1500, 1, 1000, checkpointed=False) > steps[0]
+    assert size.training(1500, 1000, checkpointed=False) > steps[0]
     assert size.writing(500, 1500, 4) < size.writing(500, 1500, 8)
 
 
@@ -121,10 +121,10 @@ def test_a_gpu_holds_a_tile_of_the_logits_and_a_cpu_all_of_them():
     assert (TILE_TOKENS, TILE_WORDS) == (chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE)
     for half, at_most in ((True, 2.0), (False, 40.0)):
         size = measure(dict(SHAPES["Qwen/Qwen3.5-9B"]), nf4=True, half=half)
-        few, many = (size.training(1000, 8, scored, checkpointed=True) for scored in (8, 8192))
+        few, many = (size.training(8000, scored, checkpointed=True) for scored in (8, 8192))
         assert at_most / 2 < (many - few) / GIB < at_most
     tiled = measure(dict(SHAPES["Qwen/Qwen3.5-9B"]), nf4=True, half=True)
-    more = [tiled.training(1000, 8, scored, checkpointed=True) for scored in (2 * TILE_TOKENS, 3 * TILE_TOKENS)]
+    more = [tiled.training(8000, scored, checkpointed=True) for scored in (2 * TILE_TOKENS, 3 * TILE_TOKENS)]
     assert (more[1] - more[0]) / TILE_TOKENS == pytest.approx(tiled.slack * tiled.state * 8, rel=0.01)
 
 

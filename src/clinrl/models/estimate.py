@@ -70,16 +70,16 @@ class Size:
     slack: float
     """SLACK or CPU_SLACK."""
 
-    def training(self, tokens: int, rows: int, scored: int, *, checkpointed: bool, moments: int = 8) -> int:
-        """Memory of a training step besides the weights: `rows` of `tokens` each, with `scored` tokens' logits in all.
+    def training(self, tokens: int, scored: int, *, checkpointed: bool, moments: int = 8) -> int:
+        """Memory of a training step besides the weights: of all its `tokens`, and of the logits of `scored` tokens.
 
-        adapter x (8 + moments) + slack x (rows x tokens x what is kept + logits x 10 + largest matrix). There are
+        adapter x (8 + moments) + slack x (tokens x what is kept + logits x 10 + largest matrix). There are
         scored x vocabulary logits; on a GPU, the logits of one tile instead, plus scored x state x 8 bytes.
         """
         logits = scored * self.vocab * LOGIT
         if self.is_tiled:
             logits = min(scored, TILE_TOKENS) * min(self.vocab, TILE_WORDS) * LOGIT + scored * self.state * SCORED_STATE
-        moving = rows * tokens * (self.kept + self.layer if checkpointed else self.layers) + logits
+        moving = tokens * (self.kept + self.layer if checkpointed else self.layers) + logits
         return round(self.adapter * (TRAINED + moments) + self.slack * (moving + self.unpacked))
 
     def writing(self, prompt: int, tokens: int, rows: int) -> int:

@@ -245,12 +245,12 @@ def _training(
     world, tokens = machine.processes, machine.exam_tokens
     share = sequences // world
     micro = machine.rows_at_once(fields, sequences) or share
-    shares = is_built and isinstance(profile, GrpoProfile) and trainer.loss_path == SHARED
-    is_grpo = isinstance(profile, GrpoProfile)
+    is_grpo, length = isinstance(profile, GrpoProfile), prompt + written
+    shares = is_built and is_grpo and trainer.loss_path == SHARED
     keeps = _keeps(task, trainer)
-    together = share if is_grpo else MAX_TOKENS // (prompt + written)
+    together = share if is_grpo else MAX_TOKENS // length
     at_most = min(HELD_OUT_TOKENS, tokens or HELD_OUT_TOKENS, LOGITS_TOGETHER // policy.vocab)
-    length, held_out = prompt + written, fields.get("held_out")
+    held_out = fields.get("held_out")
     sampled = 0 if isinstance(profile, SftProfile) else fields["prompts"] * fields["group"] // world
     return Training(
         method=profile.method,
@@ -260,11 +260,11 @@ def _training(
         prompts=max(1, micro // fields["group"]) if shares else micro,
         written=written,
         sampled=sampled,
-        together=together if keeps else _rows(together, prompt + written, tokens),
+        together=together if keeps else _rows(together, length, tokens),
         reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
         beta=fields.get("beta", 0.0),
         moments=2 if trainer.optimizer.endswith("8bit") else 8,
-        held_out=max(prompt + written, at_most) if held_out else 0,
+        held_out=max(length, at_most) if held_out else 0,
         answered=_rows(min(held_out["cases"], MAX_TOKENS // length), length, tokens) if held_out else 0,
     )
 
@@ -277,7 +277,7 @@ def _places(load: Workload, machine: Machine, *, checkpointed: bool) -> Iterator
         beside = policy.weights + sum(size.weights for judge, size in judges.items() if judge in load.asked)
         length, tokens = prompt + training.written, training.prompts * prompt + training.micro * training.written
         scored = training.micro * training.written if training.method == "grpo" else SCORED
-        step = policy.training(tokens, 1, scored, checkpointed=checkpointed, moments=training.moments)
+        step = policy.training(tokens, scored, checkpointed=checkpointed, moments=training.moments)
         yield "training", beside + step
         if training.sampled and machine.sampler != "vllm":  # a server has its own memory
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
