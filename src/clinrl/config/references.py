@@ -281,9 +281,8 @@ def _check_protocol(params: "Params", name: str) -> None:
 
 def _check_gate(params: "Params", at: str, task: str, gate: schema.Gate) -> None:
     check_known("gates", task, params.bases, "a task with a base")
-    metrics = [*get_task(task).all_metrics, "mode_agreement"]
-    check_all(f"{at}.limits", gate.limits, metrics, f"a metric of {task}")
     of = get_task(task).all_metrics
+    check_all(f"{at}.limits", gate.limits, [*of, "mode_agreement"], f"a metric of {task}")
     if paired := [name for name, limit in gate.limits.items() if limit.paired and not isinstance(of.get(name), Share)]:
         raise ParamsError(
             f"{at}.limits.{paired[0]}.paired is true, but {paired[0]} is no share of cases, and only the change of one "
