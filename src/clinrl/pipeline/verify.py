@@ -28,7 +28,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean, echo
 from clinrl.provenance import dvc_yaml, lock, rebuilt
 from clinrl.reports.tables import show
-from clinrl.runtime import child, dvc_state
+from clinrl.runtime import child, dvc_state, starter
 from clinrl.signing.keys import signer
 
 Verdict = Literal["equal", "differs", "missing", "extra"]
@@ -215,8 +215,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
     def stop(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, stop)
-    with nullcontext() if keep else locked(folder / IN_USE):
+    with starter.handling([signal.SIGTERM], stop), nullcontext() if keep else locked(folder / IN_USE):
         try:
             git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
             dvc_state.fence(tree)
@@ -230,7 +229,6 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
                 echo(f"kept {tree}; remove it with `git worktree remove --force {tree}`")
             else:
                 _remove(root, folder)
-            signal.signal(signal.SIGTERM, previous)
 
 
 def _remove_killed(root: Path) -> None:

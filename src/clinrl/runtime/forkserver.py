@@ -191,15 +191,10 @@ def ask(words: Sequence[str]) -> int | None:
             with suppress(OSError):  # the fork has ended, and its exit code is on the way
                 server.sendall(bytes([number]))
 
-        before = {number: signal.signal(number, forward) for number in FORWARDED}
         code = b""
-        try:
-            with suppress(OSError):
-                while part := server.recv(16):
-                    code += part
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with starter.handling(FORWARDED, forward), suppress(OSError):
+            while part := server.recv(16):
+                code += part
         return int(code) if code else 128 + signal.SIGKILL
 
 

@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from clinrl.errors import Refused
@@ -58,6 +59,17 @@ def watch(ancestor: int, gone: Callable[[], object]) -> None:
         gone()
 
     threading.Thread(target=look, daemon=True).start()
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle signals in this block by a function, and afterwards as before."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def is_above(pid: int) -> bool:

@@ -106,9 +106,5 @@ def _forwarded(child: Child) -> Iterator[None]:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 
-    before = {number: signal.signal(number, forward) for number in numbers}
-    try:
+    with starter.handling(numbers, forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
