@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
-from clinrl.config.base import Count, Section, refusal, sentence
+from clinrl.config.base import Count, Scale, Section, refusal, sentence
 from clinrl.errors import ParamsError
 
 FILE = "machine.yaml"
@@ -106,6 +106,11 @@ def read_machine(path: Path = Path(FILE)) -> Machine:
         return Machine.model_validate({} if content is None else content)
     except ValidationError as error:
         raise ParamsError(f"{path}: {sentence(error, Machine)}") from None
+
+
+def machine_at(scale: Scale) -> Machine:
+    """The settings that hold at a scale: at the embedded one the defaults, since others would give other bytes."""
+    return read_machine() if scale == "full" else Machine()
 
 
 def sequences_of(trainer: dict[str, Any]) -> int:

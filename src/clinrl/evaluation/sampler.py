@@ -7,7 +7,7 @@ from typing import Any
 from clinrl import paths
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest, read_manifest
-from clinrl.config.machine import Machine, read_machine
+from clinrl.config.machine import machine_at
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.errors import EngineError
@@ -23,7 +23,7 @@ def open_sampler(params: Params, model: Model) -> Sampler:
 
     Raises ParamsError if machine.yaml is wrong, or names a GPU that CUDA_VISIBLE_DEVICES does not show.
     """
-    machine = read_machine() if params.scale == "full" else Machine()
+    machine = machine_at(params.scale)
     # CUDA counts its GPUs at an import that asks for them; a notebook's second exam keeps that of its first.
     if machine.gpu is not None and "transformers" not in sys.modules:
         gpus.show_one(machine.gpu)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Event
 
-from clinrl.config.machine import LOOPBACK, Machine, read_machine
+from clinrl.config.machine import LOOPBACK, machine_at
 from clinrl.config.params import Params
 from clinrl.errors import EngineError, OutOfMemory, Refused, echo
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
@@ -325,7 +325,7 @@ def stage(
     task = get_task(name.removesuffix("-merged"))
     if task.episodes is not None:
         raise Refused(f"{task.name} is played with tools, which are not served; `clinrl openenv {task.name}` serves it")
-    machine = read_machine() if params.scale == "full" else Machine()
+    machine = machine_at(params.scale)
     determinism.settle(SEED)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until the server runs: copies are removed then too
     bounds = Bounds(at_once, queue, tokens, float(timeout))
