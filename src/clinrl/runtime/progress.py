@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 SCHEDULER = Path("/proc/thread-self/schedstat")
 """This thread's counters on Linux: nanoseconds on a processor, nanoseconds in the queue for one, number of turns."""
@@ -17,12 +18,17 @@ def progress(title: str, rows: int, *, shown: bool = True) -> Iterator[Callable[
     if not shown or not sys.stderr.isatty():
         yield lambda _rows=1: None
         return
+    with progress_bar() as bar:
+        yield partial(bar.advance, bar.add_task(title, total=rows))
+
+
+def progress_bar(*texts: str) -> Any:
+    """A bar on stderr that is not shown yet, with texts between the count and the time left."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield partial(bar.advance, bar.add_task(title, total=rows))
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *map(TextColumn, texts)
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
 
 
 class Queue:

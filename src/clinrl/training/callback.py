@@ -16,7 +16,7 @@ from clinrl.artifacts import canonical_json, write_json
 from clinrl.errors import Alarmed, TrainingError, echo
 from clinrl.models.checkpoints import seal_checkpoint
 from clinrl.runtime import determinism
-from clinrl.runtime.progress import Queue
+from clinrl.runtime.progress import Queue, progress_bar
 from clinrl.training.world import ALONE, OTHERS, STATUS, World
 
 TIMINGS = "timings.jsonl"
@@ -189,11 +189,7 @@ class ProgressLine:
         if not sys.stderr.isatty():
             echo(f"{self.version} trains from step {step} to {self.steps}")
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
-        self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+        self.bar = progress_bar("{task.fields[now]}")
         self.bar.add_task(self.version, total=self.steps, completed=step, now="")
         self.bar.start()
 
