@@ -74,7 +74,7 @@ def section(
             qualities={name: _figure(task, name, golds, entry, runs, clusters) for name in entry.qualities
                        if (runs := measured[entry.name].get(name))}
             | ({name: _reported(some) for name, some in entry.reported.items()} if part == ALL else {}),
-            answered=_answered(counts),
+            answered={name: rounded(count / counts.total) for name, count in counts.given.items()},
             confusion=counts,
         )
         for entry in here
@@ -168,11 +168,6 @@ def _reported(estimates: Sequence[Estimate]) -> Figure:
         n=max(estimate.n for estimate in estimates),
         seeds=tuple(values),
     )
-
-
-def _answered(counts: Confusion) -> dict[str, float]:
-    given = {name: sum(row[place] for row in counts.counts) for place, name in enumerate(counts.columns)}
-    return {name: rounded(count / sum(given.values())) for name, count in given.items()}
 
 
 def _summed(tables: Sequence[Confusion]) -> Confusion:

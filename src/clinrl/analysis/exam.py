@@ -56,6 +56,11 @@ class Confusion(Strict):
         """The count of each gold label."""
         return {name: sum(row) for name, row in zip(self.rows, self.counts, strict=True)}
 
+    @property
+    def given(self) -> dict[str, int]:
+        """The count of each answer."""
+        return dict(zip(self.columns, map(sum, zip(*self.counts, strict=True)), strict=True))
+
 
 class EvalReport(Strict):
     """One version, one exam, one mode. It holds no times, so that equal answers give equal bytes."""
@@ -126,7 +131,7 @@ def build(
     golds, answers = run.golds, [line.answer for line in graded]
     silent = Counter(answer.reason for answer in answers if isinstance(answer, Unreadable))
     stops = Counter[str](line.transcript.stop for line in graded)
-    predicted = Counter(given for _, given in _cells(task, golds, answers))
+    table = confusion(task, golds, answers)
     metrics = estimates(task.metrics, golds, answers, clusters)
     measures = task.reporting.qualities if qualities is None else qualities
     metrics |= measured(measures, run.shown, [line.transcript for line in graded], responses, clusters)
@@ -152,8 +157,8 @@ def build(
         metrics=metrics,
         stops=dict(stops),
         unreadable=dict(silent),
-        predicted={outcome: predicted[outcome] for outcome in columns(task)},
-        confusion=confusion(task, golds, answers),
+        predicted=table.given,
+        confusion=table,
         slices={
             **{what: _slice(run, graded, of) for what, of in task.reporting.slices.items()},
             **({VARIANTS: _variants(run, {GIVEN: graded, **variants})} if variants else {}),
@@ -239,17 +244,14 @@ def measured(
 
 def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confusion:
     """Counts of gold label by answer, with a last column for unreadable answers."""
-    cells = Counter(_cells(task, golds, answers))
+    pairs = zip(golds, answers, strict=True)
+    cells = Counter(
+        (str(row), column(given)) for gold, answer in pairs for row, given in parts_of(task, gold, answer).values()
+    )
     rows, wide = tuple(str(label) for label in task.labels), columns(task)
     if stray := {*cells} - {*product(rows, wide)}:
         raise TypeError(f"{task.name} gave labels that are none of its `labels`: {sorted(stray)[0]}")
     return Confusion(rows=rows, columns=wide, counts=tuple(tuple(cells[r, c] for c in wide) for r in rows))
-
-
-def _cells(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> list[tuple[str, str]]:
-    """The row and the column of each decision in each answer."""
-    pairs = zip(golds, answers, strict=True)
-    return [(str(row), column(given)) for gold, answer in pairs for row, given in parts_of(task, gold, answer).values()]
 
 
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
