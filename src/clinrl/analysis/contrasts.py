@@ -4,11 +4,11 @@ A row is a recipe with one version for each seed, or the base, or a simple polic
 cases and on the same bootstrap draws of them. Pure functions of records: no files, no models, no clock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, starmap
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from clinrl.analysis.compared import ALL, COMMONEST, Contrast, Figure, Kind, Row, Section, ViewRow
 from clinrl.analysis.exam import Confusion, Estimates, confusion, share
@@ -32,6 +32,8 @@ from clinrl.intervals import (
 from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Case, Estimate
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +177,17 @@ def _summed(tables: Sequence[Confusion]) -> Confusion:
     return tables[0].model_copy(update={"counts": tuple(map(tuple, cells))})
 
 
-def _variant_rows(entries: Sequence[Entry]) -> list[ViewRow]:
-    found = []
+def in_all(records: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    """What all of the records have, by key: the value of each record."""
+    names = [name for name in records[0] if all(name in record for record in records)]
+    return {name: [record[name] for record in records] for name in names}
+
+
+def _variant_rows(entries: Sequence[Entry]) -> Iterator[ViewRow]:
     for entry in entries:
         for view, reports in entry.variants.items():
-            names = [name for name in reports[0] if all(name in report for report in reports)]
-            metrics = {name: _reported([report[name] for report in reports]) for name in names}
-            found.append(ViewRow(name=entry.name, view=view, metrics=metrics))
-    return found
+            metrics = {name: _reported(some) for name, some in in_all(reports).items()}
+            yield ViewRow(name=entry.name, view=view, metrics=metrics)
 
 
 def _contrasts(

@@ -199,23 +199,14 @@ def _member(run: Run, mode: str, name: str) -> Member:
 def _entry(task: Task, row: str, kind: Kind, members: Mapping[str, Member]) -> Entry:
     """The entry of a row, from its versions. Measures that only reports have are included if all reports have them."""
     some = list(members.values())
-    reports, measured = [member.report for member in some], some[0].qualities
-    judged = [
-        quality
-        for quality in task.reporting.qualities
-        if quality not in measured and all(quality in report.metrics for report in reports)
-    ]
-    variants = [report.slices.get(VARIANTS, {}) for report in reports]
+    measured, reported = some[0].qualities, contrasts.in_all([member.report.metrics for member in some])
+    judged = [name for name in task.reporting.qualities if name in reported and name not in measured]
     return Entry(
         name=row,
         kind=kind,
         versions=tuple(members),
         answers=[member.answers.answers for member in some],
         qualities={name: [member.qualities[name] for member in some] for name in measured},
-        reported={name: [report.metrics[name] for report in reports] for name in judged},
-        variants={
-            variant: [found[variant] for found in variants]
-            for variant in variants[0]
-            if all(variant in found for found in variants)
-        },
+        reported={name: reported[name] for name in judged},
+        variants=contrasts.in_all([member.report.slices.get(VARIANTS, {}) for member in some]),
     )
