@@ -4,7 +4,7 @@ A row is a recipe with one version for each seed, or the base, or a simple polic
 cases and on the same bootstrap draws of them. Pure functions of records: no files, no models, no clock.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, starmap
 from statistics import fmean
@@ -66,22 +66,22 @@ def section(
     commonest = max(task.labels, key=lambda label: right[str(label)])
     here = [_at(entry, of) for entry in entries]
     measured = {entry.name: _measured(task, golds, entry, clusters, chosen, commonest) for entry in here}
-    rows = [
-        Row(
-            name=entry.name,
-            kind=entry.kind,
-            versions=entry.versions,
-            metrics={name: _figure(task, name, golds, entry, runs, clusters)
-                     for name in (*chosen, "no_parse") if (runs := measured[entry.name].get(name))},
-            qualities={name: _figure(task, name, golds, entry, runs, clusters) for name in entry.qualities
-                       if (runs := measured[entry.name].get(name))}
-            | ({name: _reported(some) for name, some in entry.reported.items()} if part == ALL else {}),
-            answered={name: rounded(count / counts.total) for name, count in counts.given.items()},
-            confusion=counts,
-        )
-        for entry in here
-        if (counts := _summed([confusion(task, golds, run) for run in entry.answers]))
-    ]  # fmt: skip
+
+    def figures(entry: Entry, names: Iterable[str]) -> dict[str, Figure]:
+        runs = measured[entry.name]
+        return {name: _figure(task, name, golds, entry, runs[name], clusters) for name in names if name in runs}
+
+    rows = []
+    for entry in here:
+        counts = _summed([confusion(task, golds, run) for run in entry.answers])
+        reported = {name: _reported(some) for name, some in entry.reported.items()} if part == ALL else {}
+        rows.append(
+            Row(
+                name=entry.name, kind=entry.kind, versions=entry.versions, confusion=counts,
+                metrics=figures(entry, (*chosen, "no_parse")), qualities=figures(entry, entry.qualities) | reported,
+                answered={name: rounded(count / counts.total) for name, count in counts.given.items()},
+            )
+        )  # fmt: skip
     return Section(
         mode=mode,
         part=part,
