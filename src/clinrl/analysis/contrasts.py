@@ -34,6 +34,7 @@ from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Case, Estimate
 
 T = TypeVar("T")
+Test = TypeVar("Test", Contrast, PrimaryTest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,12 +222,14 @@ def _contrasts(
     def family(contrast: Contrast) -> tuple[bool, int]:
         return contrast.versions is None, (*task.compared, *measures).index(contrast.measure)
 
-    done: list[Contrast] = []
-    for _, tests in groupby(sorted(found, key=family), key=family):
-        some = list(tests)
-        ps = holm([test.p for test in some])
-        done += [test.model_copy(update={"adjusted": p}) for test, p in zip(some, ps, strict=True)]
-    return tuple(done)
+    families = groupby(sorted(found, key=family), key=family)
+    return tuple(test for _, tests in families for test in _adjusted(list(tests)))
+
+
+def _adjusted(tests: Sequence[Test]) -> Iterator[Test]:
+    """The tests of a family, each with its p after Holm."""
+    for test, p in zip(tests, holm([test.p for test in tests]), strict=True):
+        yield test.model_copy(update={"adjusted": p})
 
 
 def _partition(rows: Sequence[Runs | None]) -> tuple[Estimate, ...]:
@@ -272,8 +275,7 @@ def primary_tests(
                 detectable=_detectable(test.spread, plan.alpha, len(plan.modes)),
             )
         )  # fmt: skip
-    adjusted = holm([test.p for test in found])
-    return tuple(test.model_copy(update={"adjusted": p}) for test, p in zip(found, adjusted, strict=True))
+    return tuple(_adjusted(found))
 
 
 def _mcnemar(
