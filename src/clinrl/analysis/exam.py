@@ -148,7 +148,7 @@ def build(
         task=task.name,
         task_version=task.version,
         mode=mode,
-        mode_spec=dict(run.modes[mode]),
+        mode_spec=run.modes[mode],
         exam=run.model.exam,
         exam_digest=run.exam_digest,
         sampler=dict(run.sampler),

@@ -20,7 +20,7 @@ class Run:
     model: Model
     cases: Sequence[Case]
     exam_digest: str
-    modes: Mapping[str, Mapping[str, Any]]
+    modes: dict[str, dict[str, Any]]
     """How each mode decodes at the active scale, in the order of params.yaml."""
     adapter_digest: str = ""
     """Identity of the adapter, or of the full model, that answered."""

@@ -148,7 +148,7 @@ def stage(params: Params, name: str) -> None:
             exam=model.exam, exam_digest=run.exam_digest,
             against=protocols.versions[name].against if name in protocols.versions else None,
             settings=spec.model_dump(mode="json", include={"seeds", "levels", "temperature", "episodes"}),
-            modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
+            modes=run.modes,
             cells=tuple(Cell(seed=seed, level=level, case_id=case.id) for (seed, level), case in drawn.items()),
             played=(), sat=(), above=(), printed={row: dict(found) for row, found in published.printed.items()},
         )  # fmt: skip

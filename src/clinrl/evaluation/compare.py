@@ -118,7 +118,7 @@ def compared(
         task_version=task.version,
         exam=run.model.exam,
         exam_digest=run.exam_digest,
-        modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
+        modes=run.modes,
         adapters={version: member.record.adapter_digest for version, member in next(iter(members.values())).items()},
         columns=spec.columns,
         quality=spec.quality,

@@ -155,7 +155,7 @@ def report_of(run: Run) -> MineReport:
         data=run.model.exam,
         data_digest=run.exam_digest,
         pool=POOL,
-        modes={mode: dict(spec) for mode, spec in run.modes.items()},
+        modes=run.modes,
         n=len(run.cases),
         wrong={mode: _wrong([line for line in lines if line.mode == mode]) for mode in run.modes},
         cost=_cost(lines),

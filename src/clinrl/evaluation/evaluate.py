@@ -99,7 +99,6 @@ def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
             kept = (importing.redact(run.task, by_id[line.case_id], line) for line in lines)
             rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in kept)
             write_text(out / f"{mode}.jsonl", "".join(rows))
-        modes = {mode: dict(decoding) for mode, decoding in run.modes.items()}
         seal(
             out,
             kind="graded",
@@ -107,7 +106,7 @@ def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
             task=run.task.name,
             task_version=run.task.version,
             spec={
-                "modes": modes,
+                "modes": run.modes,
                 **spec,
                 "reward": model.reward.model_dump(mode="json"),
                 **({"sampler": dict(run.sampler)} if run.sampler else {}),

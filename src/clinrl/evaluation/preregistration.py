@@ -69,7 +69,7 @@ def plan(params: Params, name: str, run: Run, *, retrospective: bool, discordant
             **{version: _recipe(params, version) for version in lineage},
         },
         seeds={version: params.versions[version].seed for version in lineage},
-        modes={mode: dict(run.modes[mode]) for mode in primary.modes},
+        modes={mode: run.modes[mode] for mode in primary.modes},
         effect=primary.effect / 100,
         alpha=primary.alpha,
         discordant=dict(discordant),

@@ -60,13 +60,12 @@ def record_of(run: Run) -> Record:
         given[mode] = _given(run.task, run.cases, lines, run.model.variant)
         for variant, some in run.variants(mode).items():
             given[f"{mode}.{variant}"] = _given(run.task, run.cases, filled(lines, some), variant)
-    modes = {mode: dict(spec) for mode, spec in run.modes.items()}
     return Record(
         name=run.model.name,
         task_version=run.task.version,
         exam_digest=run.exam_digest,
         adapter_digest=run.adapter_digest,
-        modes=modes,
+        modes=run.modes,
         sampler=dict(run.sampler),
         given=given,
     )

@@ -44,7 +44,7 @@ def stage(params: Params, name: str) -> None:
             name=name,
             task_version=task.version,
             exam_digest=run.exam_digest,
-            modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
+            modes=run.modes,
             given=dict.fromkeys(run.modes, given),  # it has no modes, so its answers are the same in all
             learned={source: len(some) for source, some in by_source.items()},
         )

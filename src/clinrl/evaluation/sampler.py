@@ -65,5 +65,5 @@ def open_journal(params: Params, run: Run, inputs: Mapping[str, str]) -> Journal
     if any(map(importing.is_imported, run.cases)):
         return None
     model = run.model
-    described = [params.scale, dict(run.modes), model.variants, model.variant, SEED, run.task.version, dict(inputs)]
+    described = [params.scale, run.modes, model.variants, model.variant, SEED, run.task.version, dict(inputs)]
     return Journal(paths.journal(model.name, digest([*described, determinism.record()])))
