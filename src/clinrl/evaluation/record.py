@@ -17,10 +17,10 @@ from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run, filled
 from clinrl.artifacts import canonical_json, md5, read_record, remake, write_text
 from clinrl.errors import ArtefactError
-from clinrl.tasks.base import GIVEN, Task, as_variant
+from clinrl.tasks.base import Task, as_variant
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import NO_RESPONSES
-from clinrl.types import Case, Graded, Strict, Unreadable
+from clinrl.types import Graded, Strict, Unreadable
 
 
 class Given(Strict):
@@ -57,9 +57,9 @@ def record_of(run: Run) -> Record:
     given = {}
     for mode in run.modes:
         lines = run.graded[mode]
-        given[mode] = _given(run.task, run.cases, lines, run.model.variant)
+        given[mode] = _given(run, lines, run.model.variant)
         for variant, some in run.variants(mode).items():
-            given[f"{mode}.{variant}"] = _given(run.task, run.cases, filled(lines, some), variant)
+            given[f"{mode}.{variant}"] = _given(run, filled(lines, some), variant)
     return Record(
         name=run.model.name,
         task_version=run.task.version,
@@ -71,12 +71,13 @@ def record_of(run: Run) -> Record:
     )
 
 
-def _given(task: Task, cases: Sequence[Case], lines: Sequence[Graded], variant: str = GIVEN) -> Given:
-    pairs = [(as_variant(task, case, variant), line.transcript) for case, line in zip(cases, lines, strict=True)]
+def _given(run: Run, lines: Sequence[Graded], variant: str) -> Given:
+    task = run.task
+    pairs = [(as_variant(task, case, variant), line.transcript) for case, line in zip(run.cases, lines, strict=True)]
     qualities = {
         name: tuple(quality.of(case, transcript, NO_RESPONSES) for case, transcript in pairs)
         for name, quality in task.reporting.qualities.items()
-        if not quality.asks and not any(map(is_imported, cases))
+        if not quality.asks and not any(map(is_imported, run.cases))
     }
     return Given(answers=tuple(line.answer for line in lines), qualities=qualities)
 
