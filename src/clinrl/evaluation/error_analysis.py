@@ -157,7 +157,7 @@ def report_of(run: Run) -> MineReport:
         pool=POOL,
         modes=run.modes,
         n=len(run.cases),
-        wrong={mode: _wrong([line for line in lines if line.mode == mode]) for mode in run.modes},
+        wrong=_wrong(lines),
         cost=_cost(lines),
         groups=tuple(
             group
@@ -251,29 +251,27 @@ def _groups(by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line
         for value in of(line):
             members.setdefault(value, []).append(line)
     return [
-        _group(by, value, some, len(lines))
+        Group(
+            by=by,
+            value=value,
+            n=n,
+            wrong=_wrong(some),
+            cost=_cost(some),
+            total=round(100 * math.fsum(line.cost for line in some) / len(lines), DIGITS),
+            answers=dict(Counter(given for line in some for _, _, given in line.missed)),
+        )
         for value, some in members.items()
-        if len({line.case.id for line in some}) >= MIN_CASES
+        if (n := len({line.case.id for line in some})) >= MIN_CASES
     ]
 
 
-def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
-    return Group(
-        by=by,
-        value=value,
-        n=len({line.case.id for line in lines}),
-        wrong={
-            mode: _wrong([line for line in lines if line.mode == mode])
-            for mode in dict.fromkeys(line.mode for line in lines)
-        },
-        cost=_cost(lines),
-        total=round(100 * math.fsum(line.cost for line in lines) / answers, DIGITS),
-        answers=dict(Counter(given for line in lines for _, _, given in line.missed)),
-    )
-
-
-def _wrong(lines: Sequence[_Line]) -> Estimate:
-    return rate([line.wrong for line in lines], unless_one([line.cluster for line in lines]))
+def _wrong(lines: Sequence[_Line]) -> dict[str, Estimate]:
+    """The share of wrong answers by mode."""
+    found = {}
+    for mode in dict.fromkeys(line.mode for line in lines):
+        some = [line for line in lines if line.mode == mode]
+        found[mode] = rate([line.wrong for line in some], unless_one([line.cluster for line in some]))
+    return found
 
 
 def _cost(lines: Sequence[_Line]) -> Estimate:
