@@ -212,8 +212,7 @@ class _Line:
 
     def __init__(self, case: Case, line: Graded, task: Task, cluster: str) -> None:
         gold = task.label(case)
-        self.case, self.line, self.mode, self.cluster = case, line, line.mode, cluster
-        self.is_episode = task.episodes is not None
+        self.case, self.line, self.mode, self.cluster, self.task = case, line, line.mode, cluster, task
         self.wrong = line.answer != gold
         self.missed = [
             (about, str(right), column(given))
@@ -222,26 +221,24 @@ class _Line:
         ]
         """The wrong decisions of an episode, or the wrong answer: its name, the right label and the given one."""
         self.cost = task.improvement.cost(gold, line.answer)
-        self.rule = task.reporting.slices.get("rule", lambda case: NO_RULE)(case)
-        self.text = str(getattr(self.case.facts, task.checks.text, "")) or text(task, self.case)
 
     def in_full(self) -> WrongAnswer:
+        case, task, is_episode = self.case, self.task, self.task.episodes is not None
         last, turns = last_turn(self.line.transcript), self.line.transcript.messages
         thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
         gold, answered = (
-            "; ".join(f"{one[0]} {one[label]}" if self.is_episode else one[label] for one in self.missed)
-            for label in (1, 2)
+            "; ".join(f"{one[0]} {one[label]}" if is_episode else one[label] for one in self.missed) for label in (1, 2)
         )
         return WrongAnswer(
-            case_id=self.case.id,
+            case_id=case.id,
             mode=self.mode,
             gold=gold,
             answered=UNREADABLE if isinstance(self.line.answer, Unreadable) else answered,
-            rule=self.rule,
+            rule=task.reporting.slices.get("rule", lambda case: NO_RULE)(case),
             cost=round(self.cost, DIGITS),
-            narrative=self.text,
+            narrative=str(getattr(case.facts, task.checks.text, "")) or text(task, case),
             # The last turn of an episode says nothing of what went wrong before it.
-            text="\n".join(map(" ".join, steps(turns))) if self.is_episode else f"{thinking}{last.content}",
+            text="\n".join(map(" ".join, steps(turns))) if is_episode else f"{thinking}{last.content}",
         )
 
 
