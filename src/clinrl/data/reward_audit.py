@@ -197,7 +197,6 @@ def score_policies(
     """
     policies = task.policies()
     earned: dict[str, list[float]] = {}
-    even = 0
     with progress("probe", (len(policies) + 2) * len(rows)) as advance:
         for name, policy in policies.items():
             random = Random(f"{seed}:{name}")
@@ -207,18 +206,16 @@ def score_policies(
         earned["gold"] = totals(task, gold, reward, judges)
         advance(len(rows))
         random = Random(f"{seed}:zero-spread")
-        groups = [[(row.case, policies[HONEST](row.case, random)) for _ in range(group)] for row in rows]
-        drawn = totals(task, [pair for some in groups for pair in some], reward, judges)
-        for first in range(0, len(drawn), group):
-            some = drawn[first : first + group]
-            even += max(some) - min(some) <= TOLERANCE
+        tries = [(row.case, policies[HONEST](row.case, random)) for row in rows for _ in range(group)]
+        drawn = totals(task, tries, reward, judges)
+        groups = [drawn[first : first + group] for first in range(0, len(drawn), group)]
         advance(len(rows))
     return {
         "policies": {
             name: {"mean": round(statistics.fmean(each), 6), "std": round(statistics.pstdev(each), 6)}
             for name, each in sorted(earned.items())
         },
-        "zero_spread": round(even / len(rows), 6),
+        "zero_spread": round(sum(max(some) - min(some) <= TOLERANCE for some in groups) / len(rows), 6),
         "group": group,
     }
 
