@@ -255,15 +255,13 @@ def may_write(file: Path) -> bool:
 
 
 def _another_lives(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
-    return True
+    except PermissionError:  # it lives, and is somebody else's
+        pass
+    return pid != os.getpid()
 
 
 def seal(folder: Path, **fields: Any) -> Manifest:
