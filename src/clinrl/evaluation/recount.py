@@ -51,6 +51,7 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
     found, answers = {}, {}
     seen = seen_by(params, run)
     for mode in run.modes:
+        page = f"{paths.report(name) / mode}.json"
         given, lines = load_graded(run, mode, name)
         answers[mode] = given.answers
         report = load_report(name, mode)
@@ -59,9 +60,9 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
         read = replace(run, adapter_digest=report.adapter_digest, graded=graded, sampler=given.sampler)
         _check_scores(read, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
-            raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
+            raise ArtefactError(f"{page} is about another model than {folder}; {_again(name)}")
         written = report.model_copy(update={"costs": None}).model_dump(mode="json")
-        _check_same(_page(name, mode), _count(read, mode, seen), written, name)
+        _check_same(page, _count(read, mode, seen), written, name)
         found[mode] = report
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
     ordered = {mode: answers[mode] for mode in _order(answers, written[BETWEEN_MODES])}
@@ -151,10 +152,6 @@ def _json(name: str, file: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ArtefactError(f"{path} is missing or is no JSON; {_again(name)}") from None
-
-
-def _page(name: str, mode: str) -> str:
-    return str(paths.report(name) / f"{mode}.json")
 
 
 def _again(name: str) -> str:
