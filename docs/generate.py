@@ -22,14 +22,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from clinrl.analysis.compared import ALL, Compared, Section
+from clinrl.analysis.compared import ALL, Compared
 from clinrl.cli.arguments import Command
 from clinrl.cli.commands import GROUPS
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
 from clinrl.data import dataset
 from clinrl.evaluation.record import Record
-from clinrl.reports import render, results
+from clinrl.reports import numbers, render, results
 from clinrl.signing.keys import Key
 from clinrl.tasks.base import get_task, task_names
 
@@ -289,9 +289,13 @@ def parts(report: Compared) -> str:
     }
     every = [row for row in report.sections[0].rows if ", " not in row.name]
     rows = [row.name for row in every if row.kind != "baseline" or row.name in best]
+    task = get_task(report.task)
+    cells = [
+        {row.name: numbers.figure(row.metrics["exact"], task, "exact") for row in section.rows} for section in held
+    ]
     return render.table(
         ["row", *(f"{section.part} (n = {section.n}), {section.mode}" for section in held)],
-        [[name, *(exact_in(section, name) for section in held)] for name in rows],
+        [[name, *(asked.get(name, "") for asked in cells)] for name in rows],
     )
 
 
@@ -389,18 +393,6 @@ WORDS = {
     "words_of_training": "of the training data",
     "words_never_read": "never read by any model",
 }
-
-
-def exact_in(section: Section, name: str) -> str:
-    """Exact answers of a row in a part of the exam; empty where it was not asked."""
-    row = next((row for row in section.rows if row.name == name), None)
-    return share(row.metrics["exact"]) if row else ""
-
-
-def share(figure: Any) -> str:
-    """A share in per cent with its interval, where it has one."""
-    shown = f"{100 * figure.value:.1f}%"
-    return shown if figure.low is None else f"{shown} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
 
 
 STEP = {
