@@ -9,6 +9,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom, norm
 
 from clinrl.intervals import (
     Counts,
@@ -150,6 +151,38 @@ def test_the_interval_over_patients_is_that_of_two_runs_on_the_same_draws():
     one, other = (runs_of_means([[*map(float, side)]], visits) for side in (mine, theirs))
     whole = average_difference(one, other, is_share=True).estimate
     assert paired("exact", "x", mine, theirs, clusters=visits).difference == whole
+
+
+@pytest.mark.parametrize("level", [0.03, 0.012, 0.0048])
+@pytest.mark.parametrize("patients", [800, 700, 35])
+def test_a_test_of_a_margin_errs_no_more_often_than_its_level(level, patients):
+    """A model that is in truth worse by a point of 800 cases, and gains none: how often its bound is above that."""
+    clusters = [str(case % patients) for case in range(800)]
+    passed = 0.0
+    for losses in range(9):
+        mine, theirs = discordant(0, losses, 800)
+        bound = paired("exact", "x", mine, theirs, 1 - 2 * level, clusters).difference.low
+        passed += binom.pmf(losses, 800, 0.01) if bound > -0.01 else 0.0
+    assert passed <= level
+
+
+def test_the_bound_of_a_margin_is_where_the_likelihood_has_it():
+    """Tango's score: the difference over its standard error, by the most likely shares that have the difference."""
+    b, c, n, error = 3, 9, 200, 0.01
+    low = paired("exact", "x", *discordant(b, c, n), 1 - 2 * error).difference.low
+    lost = numpy.linspace(-low, (1 - low) / 2, 200_001)[1:-1]
+    likely = b * numpy.log(lost + low) + c * numpy.log(lost) + (n - b - c) * numpy.log(1 - 2 * lost - low)
+    variance = 2 * lost[likely.argmax()] + low - low**2
+    assert low == pytest.approx(-0.08005, abs=1e-5)
+    assert ((b - c) / n - low) / math.sqrt(variance / n) == pytest.approx(norm.isf(error), abs=1e-3)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.94, 1 - 1e-9])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_every_count_has_bounds_at_every_level(n, level):
+    for b, c in product(range(n + 1), repeat=2):
+        found = paired("exact", "x", *discordant(b, c, max(n, b + c)), level).difference
+        assert -1 <= found.low <= found.value <= found.high <= 1
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [([], []), ([True], [True, False])])
