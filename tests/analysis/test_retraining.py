@@ -117,6 +117,17 @@ def test_a_champion_that_gains_could_make_perfect_is_simulated_to_its_end():
     assert lives(better, GIVEN.model_copy(update={"wrong": 0.04, "lives": 50})).looks > 0
 
 
+def test_few_cases_are_broken_once_at_most():
+    world = GIVEN.model_copy(update={"wrong": 0.45, "discordance": 0.49, "lives": 300, "cases": 20, "mine": 20})
+    assert len(simulate(world, PLAN)) == 3 * len(SCENARIOS)
+
+
+@pytest.mark.parametrize(("wrong", "left_out"), [(0.021, set()), (0.02, {ONCE, UNTIL})])
+def test_no_row_is_about_drafts_that_cannot_be(wrong, left_out):
+    world = GIVEN.model_copy(update={"wrong": wrong, "discordance": 0.02, "lives": 2, "weeks": 2})
+    assert {row.scenario for row in simulate(world, PLAN)} == SCENARIOS.keys() - left_out
+
+
 def test_unlike_models_without_a_budget_are_promoted_as_was_seen_before_there_were_plans():
     """A third of all lives, for models that err independently in 3.6% of 800 cases."""
     world = GIVEN.model_copy(update={"discordance": most_discordant(GIVEN.wrong)})
