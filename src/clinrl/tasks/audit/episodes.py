@@ -66,7 +66,7 @@ def play_again(case: AuditCase, transcript: Transcript) -> Outcome:
             malformed += is_malformed(message)
         elif message.role == "tool" and waiting:
             call = waiting.pop(0)
-            malformed += set(call.arguments) != set(ARGUMENTS.get(call.name, ("no such tool",)))
+            malformed += call.name not in ARGUMENTS or set(call.arguments) != set(ARGUMENTS[call.name])
             perform(env, call.name, call.arguments)  # does nothing for such a call
     return Outcome(env.log, env.submitted, malformed)
 

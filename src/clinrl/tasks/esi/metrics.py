@@ -39,7 +39,8 @@ def high_risk_sensitivity(gold: int, answer: Answer) -> bool | None:
 
 def mean_signed_error(counts: Counts) -> float:
     """Mean of predicted minus gold over readable answers, in levels: positive is under-triage."""
-    return sum(count * (answer - gold) for (gold, answer), count in counts.items()) / sum(counts.values())
+    signed: int = sum(count * (answer - gold) for (gold, answer), count in counts.items())
+    return signed / sum(counts.values())
 
 
 METRICS: Mapping[str, Share | Statistic] = {

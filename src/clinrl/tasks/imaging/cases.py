@@ -236,7 +236,7 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     """Latent facts. In a share `AIMED_SHARE` of the draws, a chosen rule holds for them where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
-    sex: Sex = condition.sex or ("woman" if aim == "pregnancy" else rng.choice(SEXES))
+    sex: Sex = condition.sex if condition.sex is not None else "woman" if aim == "pregnancy" else rng.choice(SEXES)
     modality = _modality(rng, condition, aim)
     low, high = condition.ages
     wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))
