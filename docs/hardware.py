@@ -60,13 +60,13 @@ def fitting(params: Params, name: str, card: str) -> tuple[Machine | None, str]:
         for micro in [None, *(1 << power for power in reversed(range(rows.bit_length() - 1)))]:
             machine = Machine(micro_batch=micro, exam_tokens=tokens)
             found = needs.needs(params, name, machine, there)
+            most = max(found, key=lambda need: need.gpu or 0)
+            place = f"{most.place} {(most.gpu or 0) / (1 << 30):.1f} GiB"
             if all(need.fits for need in found):
-                most = max(found, key=lambda need: need.gpu or 0)
                 set_ = {"micro_batch": micro, "exam_tokens": tokens}
                 text = ", ".join(f"`{key}: {value}`" for key, value in set_.items() if value) or "as it is"
-                return machine, f"{text}; {most.place} {(most.gpu or 0) / (1 << 30):.1f} GiB"
-    least = max(found, key=lambda need: need.gpu or 0)
-    return None, f"no: {least.place} {(least.gpu or 0) / (1 << 30):.1f} GiB"
+                return machine, f"{text}; {place}"
+    return None, f"no: {place}"
 
 
 def reckoned(params: Params, name: str, machine: Machine | None, rates: Rates, gpus: int) -> list[str]:
