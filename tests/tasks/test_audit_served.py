@@ -131,7 +131,9 @@ def test_what_a_model_wrote_earns_the_same_through_the_rollout(audit):
         said = [write_turn(turn, thinking=False) for turn in turns]
         if last is not None:
             said[-2:] = [
-                write_turn(_calls(("no_such_tool", {"no such tool": "A1"}), ("approve", {"proposal": "A1"})), thinking=False),
+                write_turn(
+                    _calls(("no_such_tool", {"no such tool": "A1"}), ("approve", {"proposal": "A1"})), thinking=False
+                ),
                 last,
             ]
         scripts[prompt(case.facts)[-1].content] = said[:-2] + [said[0]] * 40 if again else said
