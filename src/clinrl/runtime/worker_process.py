@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from clinrl.runtime import forkserver, starter
 from clinrl.runtime.child import signal_group
@@ -30,7 +30,15 @@ def run_worker(spec: Path, *, several: bool = False) -> int:
     A second signal kills the worker's whole group. The worker dies with this process, however this process ends. With
     `several`, as many workers as the spec says start, and the code is that of one that failed.
     """
-    child = _start(WORLD if several else WORKER, [str(spec), str(os.getpid())])
+    arguments = [str(spec), str(os.getpid())]
+    child: Child
+    if several:
+        command = [sys.executable, "-m", WORLD, *arguments]
+        child = subprocess.Popen(command, start_new_session=True)
+    elif forkserver.IS_FORK:  # the worker's libraries are in this process
+        child = forkserver.Fork(lambda: import_module(WORKER).main(arguments))
+    else:
+        child = subprocess.Popen([sys.executable, "-m", WORKER, *arguments], start_new_session=True)
     try:
         with _forwarded(child):
             code = child.wait()
@@ -51,14 +59,19 @@ def live_metrics(folder: Path) -> Iterator[Callable[[str], None]]:
     sender: Child | None = None
     end, tell = os.pipe()
 
-    def read_end() -> None:
+    def follow() -> int:
         os.close(tell)
         os.dup2(end, 0)
+        return int(import_module(LIVE).main([str(folder)]))
 
     if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
         # In a session of its own, so that a signal to this one does not keep it from saying how the run ended.
         with suppress(OSError):
-            sender = _start(LIVE, [str(folder)], read_end, stdin=end, stdout=subprocess.DEVNULL)
+            if forkserver.IS_FORK:  # MLflow is, or soon would be, in this process
+                sender = forkserver.Fork(follow)
+            else:
+                command = [sys.executable, "-m", LIVE, str(folder)]
+                sender = subprocess.Popen(command, stdin=end, stdout=subprocess.DEVNULL, start_new_session=True)
     os.close(end)
     try:
         yield ends.append
@@ -71,21 +84,6 @@ def live_metrics(folder: Path) -> Iterator[Callable[[str], None]]:
             except subprocess.TimeoutExpired:
                 sender.kill()
                 sender.wait()
-
-
-def _start(module: str, arguments: list[str], in_fork: Callable[[], None] = lambda: None, **popen: Any) -> Child:
-    """Run a module in a session of its own. If this process is a fork, it has the libraries, so it forks again.
-
-    Such a fork calls `in_fork` first, where a new process has the settings `popen`.
-    """
-
-    def program() -> int:
-        in_fork()
-        return int(import_module(module).main(arguments))
-
-    if forkserver.IS_FORK:
-        return forkserver.Fork(program)
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], start_new_session=True, **popen)
 
 
 @contextmanager
