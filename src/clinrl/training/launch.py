@@ -25,7 +25,7 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
-from clinrl.config.machine import machine_at, read_machine, sequences_of
+from clinrl.config.machine import Machine, read_machine, sequences_of
 from clinrl.config.params import Params
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
@@ -108,7 +108,9 @@ def stage(params: Params, version: str) -> None:
 
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
     """The spec for the worker, with the settings of machine.yaml, which its digest does not cover."""
-    machine, trainer = machine_at(spec["scale"]), spec["trainer"]
+    machine, trainer = read_machine(), spec["trainer"]
+    if spec["scale"] == "embedded":  # its settings would give other bytes
+        machine = Machine()
     rows = machine.rows_at_once(trainer, sequences_of(trainer))
     return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
 
