@@ -153,7 +153,7 @@ def test_the_interval_over_patients_is_that_of_two_runs_on_the_same_draws():
     assert paired("exact", "x", mine, theirs, clusters=visits).difference == whole
 
 
-@pytest.mark.parametrize("level", [0.03, 0.012, 0.0048])
+@pytest.mark.parametrize("level", [0.03, 0.025, 0.012, 0.0048])
 @pytest.mark.parametrize("patients", [800, 700, 35])
 def test_a_test_of_a_margin_errs_no_more_often_than_its_level(level, patients):
     """A model that is in truth worse by a point of 800 cases, and gains none: how often its bound is above that."""
@@ -163,7 +163,7 @@ def test_a_test_of_a_margin_errs_no_more_often_than_its_level(level, patients):
         mine, theirs = discordant(0, losses, 800)
         bound = paired("exact", "x", mine, theirs, 1 - 2 * level, clusters).difference.low
         passed += binom.pmf(losses, 800, 0.01) if bound > -0.01 else 0.0
-    assert passed <= level
+    assert passed <= (level if patients > 35 else 0.0)  # 35 cannot show a loss of less than a point
 
 
 def test_the_bound_of_a_margin_is_where_the_likelihood_has_it():

@@ -279,7 +279,7 @@ def paired(
     other: str,
     mine: Sequence[bool],
     theirs: Sequence[bool],
-    level: float = LEVEL,
+    margin_level: float | None = None,
     clusters: Sequence[str] | None = None,
 ) -> Paired:
     """Compare two models on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
@@ -287,8 +287,9 @@ def paired(
     The test is McNemar's, exact (binomial on the discordant pairs), from statsmodels. The interval of the difference
     is the adjusted Wald interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width
     when nothing is discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
-    At another level, as in tests of margins, it reaches at least to the ends of Tango's score interval (1998): where
-    few cases are discordant, the others err too often there, up to nine times as often as the level of a late look.
+    With `margin_level`, the level of the interval that a margin is tested with, it also reaches to the ends of Tango's
+    score interval (1998), in which each cluster counts as one case. Without this, few discordant cases let a model that
+    is worse by the margin pass up to three times as often as the level says, and up to nine times with clusters.
 
     With `clusters`, the name of each case's cluster, answers within a cluster are taken to be alike: the test is that
     of `no_better`, two-sided, which exchanges the two models in whole clusters, and the interval is that of
@@ -296,7 +297,7 @@ def paired(
     21% at 5% where 200 patients came four times and 100 came eight times, and half of the visits were decided like the
     other visits of the patient.
     """
-    n = len(mine)
+    n, level = len(mine), LEVEL if margin_level is None else margin_level
     if n == 0 or n != len(theirs):
         raise ValueError(f"paired verdicts must be of the same cases; got {n} and {len(theirs)}")
     b = sum(x and not y for x, y in zip(mine, theirs, strict=True))
@@ -305,8 +306,10 @@ def paired(
         p, low, high = _paired_clusters(mine, theirs, level, clusters)
     else:
         p, (low, high) = _mcnemar(b, c, n), _bonett_price(b, c, n, level)
-    if level != LEVEL:
-        low, high = min(low, _tango(b, c, n, level)), max(high, -_tango(c, b, n, level))
+    if margin_level is not None:
+        apart = n if clusters is None else len(set(clusters))
+        up, down = b * apart / n, c * apart / n
+        low, high = min(low, _tango(up, down, apart, level)), max(high, -_tango(down, up, apart, level))
     difference = _estimate((b - c) / n, low, high, n)
     return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
 
@@ -325,7 +328,7 @@ def _bonett_price(b: float, c: float, n: int, level: float) -> tuple[float, floa
     return max(-1.0, up - down - reach), min(1.0, up - down + reach)
 
 
-def _tango(b: int, c: int, n: int, level: float) -> float:
+def _tango(b: float, c: float, n: int, level: float) -> float:
     """The lower end, by the variance of each difference that is tested, which no lack of discordant cases removes."""
     from scipy.optimize import brentq
     from scipy.stats import norm
@@ -335,8 +338,10 @@ def _tango(b: int, c: int, n: int, level: float) -> float:
         losses = half + math.sqrt(max(0.0, half**2 + c * at * (1 - at) / (2 * n)))
         return (b - c - n * at) / math.sqrt(n * (2 * losses + at * (1 - at)))
 
+    if c > n - 1e-9 or level > 1 - 1e-12:
+        return -1.0
     quantile = float(norm.ppf((1 + level) / 2))
-    return -1.0 if c == n else float(brentq(lambda at: score(at) - quantile, 1e-9 - 1, (b - c) / n - 1e-9))
+    return float(brentq(lambda at: score(at) - quantile, 1e-9 - 1, (b - c) / n - 1e-9))
 
 
 def _paired_clusters(

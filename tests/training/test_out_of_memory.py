@@ -12,7 +12,7 @@ from transformers import Qwen3ForCausalLM
 import dolls
 from clinrl import paths
 from clinrl.config.params import Params
-from clinrl.errors import OutOfMemory, TrainingError
+from clinrl.errors import OutOfMemory, ParamsError, TrainingError
 from clinrl.models import bases, step_time
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.training import launch
@@ -105,7 +105,11 @@ def test_machine_yaml_holds_at_full_scale_alone(full: Params) -> None:
     spec = {"scale": "full", "trainer": {"micro_batch": 8, "prompts": 2, "group": 4}}
     assert launch._on_this_machine(spec)["trainer"]["micro_batch"] == 2
     assert spec["trainer"]["micro_batch"] == 8
-    assert launch._on_this_machine(spec | {"scale": "embedded"})["trainer"]["micro_batch"] == 8
+    embedded = spec | {"scale": "embedded"}
+    assert launch._on_this_machine(embedded)["trainer"]["micro_batch"] == 8
+    Path("machine.yaml").write_text("micro_batch: none\n")
+    with pytest.raises(ParamsError, match="micro_batch"):  # a wrong file is refused before anything is removed
+        launch._on_this_machine(embedded)
 
 
 def test_an_exam_says_how_many_tokens_to_allow(full: Params, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers, ByMode, verdicts
 from clinrl.config.change_plan import Protocol
-from clinrl.intervals import LEVEL, mean, no_better, paired
+from clinrl.intervals import mean, no_better, paired
 from clinrl.release.budget import Look
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
@@ -86,19 +86,19 @@ def value_of(task: Task, metric: str, answers: Answers) -> Estimate | None:
 
 
 def paired_change(
-    kind: Share | Statistic, metric: str, mine: Answers, theirs: Answers, level: float = LEVEL
+    kind: Share | Statistic, metric: str, mine: Answers, theirs: Answers, margin_level: float | None = None
 ) -> Estimate | None:
     """Mine minus theirs in a share, on the same cases, with a paired interval; None for a statistic or without cases.
 
     Where cases come in clusters, the interval is Student's t over clusters and not a bootstrap, whose draws are too few
-    for the levels that are left to late looks. It keeps a width where nothing is discordant.
+    for the levels that are left to late looks. `margin_level` widens it as `paired` says.
     """
     pairs = verdicts(kind, mine.golds, mine.answers, theirs.answers) if isinstance(kind, Share) else {}
     if not pairs:
         return None
     a, b = ([pair[side] for pair in pairs.values()] for side in (0, 1))
     clusters = None if mine.clusters is None else [mine.clusters[i] for i in pairs]
-    return paired(metric, theirs.name, a, b, level, clusters).difference
+    return paired(metric, theirs.name, a, b, margin_level, clusters).difference
 
 
 def gain(kind: Share, mine: ByMode, theirs: ByMode) -> tuple[Estimate, float] | None:

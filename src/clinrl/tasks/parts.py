@@ -55,7 +55,7 @@ class Statistic:
     """A metric of the counts of all cases by label and answer; its interval is a seeded bootstrap over cases."""
 
     of: Callable[[Counts], float]
-    """Never asked about no case."""
+    """Called with one case at least."""
     worse: str
     readable_only: bool = True
     """False: `of` gets the unreadable answers too, and counts them as errors where it counts errors."""

@@ -53,10 +53,10 @@ DISK_FULL = 5
 def stage(params: Params, version: str) -> None:
     """Train `version` and write `data/adapters/<version>`.
 
-    Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, Busy if the
-    version is being trained already, OutOfMemory if it cannot fit at full scale, Alarmed if an alert stopped the
-    training, and TrainingError if it ended without an adapter for another reason. If the same command would continue
-    the run, the message says from which step.
+    Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, ParamsError
+    if machine.yaml is wrong, Busy if the version is being trained already, OutOfMemory if it cannot fit at full scale,
+    Alarmed if an alert stopped the training, and TrainingError if it ended without an adapter for another reason. If
+    the same command would continue the run, the message says from which step.
     """
     check_alone(os.environ)
     target = paths.adapter(version)
@@ -109,7 +109,7 @@ def stage(params: Params, version: str) -> None:
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
     """The spec for the worker, with the settings of machine.yaml, which its digest does not cover."""
     machine, trainer = read_machine(), spec["trainer"]
-    if spec["scale"] == "embedded":  # its settings would give other bytes
+    if spec["scale"] == "embedded":  # its settings would give other bytes; but a wrong file is refused first
         machine = Machine()
     rows = machine.rows_at_once(trainer, sequences_of(trainer))
     return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
