@@ -24,8 +24,6 @@ REFUSALS = {
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FULL = re.compile(r"no space left on device|disk quota exceeded|database or disk is full", re.IGNORECASE)
 """How libraries say that the disk is full, in errors of their own without a number."""
-
-
 INSTALL = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
 """What to do about a library that is not installed."""
 UNREAD = 141

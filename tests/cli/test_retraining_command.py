@@ -28,6 +28,13 @@ def test_the_table_has_a_row_a_scenario_and_rule(capsys):
     assert rows[0][5] == "4.0"
 
 
+def test_rows_about_drafts_that_cannot_be_are_named_and_left_out(capsys):
+    assert main(["simulate-retraining", "esi", *FEW, "--wrong", "0.02", "--discordance", "0.02"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + 5 * 3
+    assert "left out, since a draft would gain as much as the champion errs, 2.0%: one in the year is two points" in err
+
+
 def test_json_is_the_same_with_the_numbers_behind_it(capsys):
     main(["simulate-retraining", "esi", *FEW, "--json"])
     rows = json.loads(capsys.readouterr().out)

@@ -206,9 +206,9 @@ RELEASE = {
         help="simulate what a task's change plan lets pass in a year",
         description="Simulates lives of a model with a draft each week, useless, worse or better than the champion, "
         "and prints in which share of them a draft was promoted: by the plan of TASK, by an even share of its alpha "
-        "each week, and without a budget. A row is left out if one of its drafts would gain as much as the first "
-        "champion errs. Brackets hold 95% intervals. Asks no model and reads no exam: by default a champion errs as "
-        "esi-v49 does, whatever TASK is, and cases are independent, also where those of TASK are not.",
+        "each week, and without a budget. A row is left out, and named, if one of its drafts would gain as much as the "
+        "first champion errs. Brackets hold 95% intervals. Asks no model and reads no exam: by default a champion errs "
+        "as esi-v49 does, whatever TASK is, and cases are independent, also where those of TASK are not.",
         examples="clinrl simulate-retraining esi\nclinrl simulate-retraining esi --cases 2000 --discordance 0.069\n"
         "clinrl simulate-retraining esi --lives 10000 --seed 7 --json\nclinrl simulate-retraining esi --write",
         runs="cli.retraining_command:stage",

@@ -3,11 +3,11 @@
 from typing import Any
 
 from clinrl import paths
-from clinrl.analysis.retraining import World, most_discordant, simulate
+from clinrl.analysis.retraining import SCENARIOS, World, most_discordant, simulate
 from clinrl.artifacts import write_json
 from clinrl.config.base import check_known
 from clinrl.config.params import Params
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, echo
 from clinrl.pipeline.render import write_retraining
 from clinrl.reports.numbers import percent
 from clinrl.reports.tables import show
@@ -46,6 +46,9 @@ def stage(
         write_json(paths.retraining_report(name), report(params, name, given))
         write_retraining(paths.retraining_report(name))
     rows = simulate(given, params.plans[name])
+    simulated = {row.scenario for row in rows}
+    if left_out := "; ".join(scenario for scenario in SCENARIOS if scenario not in simulated):
+        echo(f"left out, since a draft would gain as much as the champion errs, {wrong:.1%}: {left_out}")
     shares = [{kind: percent(getattr(row, kind)) for kind in COLUMNS[2:5]} for row in rows]
     texts = [
         {"drafts": row.scenario, "rule": row.rule, "looks": row.looks, **of}
