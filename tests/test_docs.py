@@ -17,7 +17,8 @@ from flows.__main__ import parser as flows_parser
 
 from clinrl.cli.parser import parser
 from clinrl.config.params import load_params
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import Task, get_task
+from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -346,6 +347,22 @@ def test_what_readme_and_page_say_of_equal_completions_is_in_the_report() -> Non
             assert f"{value:+.1f} points [{low:+.1f}, {high:+.1f}] ({mode}), {p[mode]}" in readme
     said = f"better in direct by an exploratory test, {p['direct']}, and not shown to be in think, {p['think']}"
     assert said in " ".join(page.split())
+
+
+def test_the_glossary_has_every_measure_of_the_reports_on_triage() -> None:
+    page = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    known = {quoted or plain for quoted, plain in re.findall(r"`(\w+)`|^\| (\w+) \|", page, re.MULTILINE)}
+    reporting = get_task("esi").reporting
+    assert {*reporting.headline, *reporting.external, "over_use", "under_use"} <= known
+
+
+def test_the_page_about_data_names_the_limits_that_refuse_a_row() -> None:
+    page = " ".join((ROOT / "docs/data.md").read_text(encoding="utf-8").split())
+    hr, sbp, spo2, temp = (BOUNDS[name][0] for name in ("hr_bpm", "sbp_mmhg", "spo2_pct", "temp_c"))
+    assert f"a heart rate below {hr} bpm, a systolic pressure below {sbp} mmHg or less than" in page
+    assert f"less than {MIN_PULSE_PRESSURE_MMHG} mmHg above the diastolic, an SpO2 below {spo2}%" in page
+    assert f"a temperature below {temp} °C" in page
+    assert f"a pain score above {BOUNDS['pain'][1]}" in page
 
 
 def test_the_concepts_name_the_members_of_a_task() -> None:
