@@ -173,6 +173,11 @@ def test_published_counts_are_those_of_the_printed_shares():
     assert shares[engine] == {"exact": 86.1, "adjacent": 97.2, "under_triage": 8.3, "over_triage": 5.6}
     assert rows[engine].hits["exact"] + 3 + 2 == n
     assert shares["GPT-5, prompt and structured fields"]["exact"] == 88.9
+    preprint = rows["BiomedBERT, preprint"]
+    assert shares[preprint.name] == {"exact": 88.9, "adjacent": 97.2}
+    assert not {88.9, 97.2} & {round(100 * hits / 50, 1) for hits in range(51)}
+    assert "the preprint says 50" in preprint.source
+    assert "about 65% exact" in rows["Qwen3.5-9B v43, SFT"].source
     assert [shares[f"keyword engine, {stage} stage"]["exact"] for stage in ("first", "second", "last")] == [
         41.7, 69.4, 97.2,
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Published results on MIETIC's 36 retained validation cases, as counts where the printed share fits one count of 36.
 
-A printed 77.8% of 36 cases can only be 28 of them, so each count is certain and has an interval, which none of the
-sources gives. Results that were not printed are left out.
+A printed 77.8% of 36 cases can only be 28 of them, so a count is certain where the exam is, and has an interval, which
+none of the sources gives. Results that were not printed are left out.
 """
 
 from collections.abc import Mapping
