@@ -22,7 +22,7 @@ from clinrl.data import dataset
 from clinrl.errors import DataError
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task, is_sound_id
-from clinrl.tasks.esi import imported, mietic, mimic
+from clinrl.tasks.esi import imported, mietic, mimic, triggers
 from clinrl.tasks.importing import Intake
 from clinrl.types import Message, Transcript, transcript_of
 
@@ -219,6 +219,13 @@ def test_what_is_not_measured_is_not_mentioned(tmp_path):
     assert case["facts"]["narrative"] == "62-year-old woman arrives by ambulance with Chest pain, SOB."
     (case,), _ = everything(mimic_files(tmp_path, [TRIAGE | blank | {"pain": "0", "dbp": "70"}]))
     assert case["facts"]["narrative"].endswith("SOB. diastolic pressure 70. Denies pain.")
+
+
+def test_the_word_in_place_of_a_pain_score_is_in_the_note(tmp_path):
+    (case,), _ = everything(mimic_files(tmp_path, [TRIAGE | {"pain": " Intubated. "}]))
+    assert case["key"]["pain"] is None
+    assert case["facts"]["narrative"].endswith("T 37.0. Pain: intubated.")
+    assert triggers.done_intervention(case["facts"]["narrative"])
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,18 @@ def temperature_c(text: str) -> float | None:
     return celsius
 
 
+def phrase(text: str) -> str:
+    """The words of a cell in lower case, with single spaces and no full stop."""
+    return " ".join(text.lower().split()).rstrip(".!")
+
+
 @lru_cache(_CACHED)
 def pain(text: str) -> int | None:
     """A pain score, 0 to 10: the upper end of a range, with a fraction rounded up; None if not assessed."""
-    phrase = " ".join(text.lower().split()).rstrip(".!")
-    if phrase in BLANK or phrase in NOT_ASSESSED:
+    words = phrase(text)
+    if words in BLANK or words in NOT_ASSESSED:
         return None
-    match = _PAIN.fullmatch(phrase)
+    match = _PAIN.fullmatch(words)
     if not match:
         raise Unclear("pain", "is neither a score nor a known word")
     low, high = float(match[1]), float(match[2] or match[1])

@@ -139,7 +139,7 @@ def _taken(row: Fields, stay: Stay, birth_years: Mapping[str, int | None]) -> Ta
     known = {"complaint": chief, "age_years": float(age), "sex": sex, **signs, "temp_c": temp_c, "pain": score}
     key = imported.ImportedKey.model_validate({"source": KIND, "level": level, **known}).model_dump()
     subject = pseudonym("subject", stay.subject)
-    facts = {"narrative": narrative(age, sex, arrival, chief, key)}
+    facts = {"narrative": narrative(age, sex, arrival, chief, key) + _why_no_score(row["pain"])}
     return Taken(use_of(subject, SHARES), subject, facts, key, level)
 
 
@@ -168,6 +168,12 @@ def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[s
     if pain is not None:
         text += f" Pain {pain}/10." if pain else " Denies pain."
     return text
+
+
+def _why_no_score(pain: str) -> str:
+    """The nurse's word in place of a score, which may be the gravest of the record, as of a patient with a tube."""
+    word = measured.phrase(pain)
+    return f" Pain: {word}." if word in measured.NOT_ASSESSED else ""
 
 
 def _age(stay: Stay, birth_years: Mapping[str, int | None]) -> int:
