@@ -13,6 +13,7 @@ from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean, echo
 from clinrl.evaluation import compare, error_analysis, evaluate
 from clinrl.reports.render import render
+from clinrl.runtime.progress import progress
 from clinrl.tasks.base import get_task
 
 
@@ -38,17 +39,19 @@ def stage(params: Params, names: Sequence[str]) -> None:
     for name in names:
         if name not in allowed:
             raise ParamsError(f"{name!r} has no report to write pages from; {did_you_mean(name, allowed)}")
-    count = 0
-    for report in found:
-        if names and not {report.name, report.task} & set(names):
-            continue
-        before = _pages(report.path)
-        for missing in report.write() or ():
-            echo(f"{missing} is not here, so its figure stays as it is; run `dvc pull`")
-        after = _pages(report.path)
-        count += len(after)
-        for path in (path for path, content in after.items() if content != before.get(path)):
-            print(path)
+    chosen = [report for report in found if not names or {report.name, report.task} & set(names)]
+    count, changed = 0, list[Path]()
+    with progress("Reports", len(chosen)) as advance:
+        for report in chosen:
+            before = _pages(report.path)
+            for missing in report.write() or ():
+                echo(f"{missing} is not here, so its figure stays as it is; run `dvc pull`")
+            after = _pages(report.path)
+            count += len(after)
+            changed += [path for path, content in after.items() if content != before.get(path)]
+            advance()
+    for path in changed:
+        print(path)
     echo(f"wrote {count} pages and figures; the changed ones are listed")
 
 
