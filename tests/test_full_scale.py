@@ -29,6 +29,7 @@ LIMITS = {"critical_under": {"max": {"embedded": 0.9, "full": 0.9}}}
 
 def test_what_is_trained_and_examined_at_full_scale_is_registered_released_and_written_up(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     shutil.copytree(dolls.built() / paths.base("esi"), "checkpoint")
     keys.init()
     shape = {"rank": 2, "alpha": 4.0, "targets": "all-linear"}

@@ -24,6 +24,8 @@ from clinrl.runtime.gpus import Gpu
 
 PROBE_S = 0.3
 """Seconds for which each of the three rates is measured."""
+CPU = "this CPU"
+"""The device of rates that were measured without a GPU."""
 LIMIT_S = 120
 """Seconds that a process has to measure all rates; starting CUDA and importing torch take most of them."""
 REACHED = 0.5
@@ -129,11 +131,20 @@ def slowest(params: Params, names: Sequence[str], machine: Machine, rates: Rates
 
 
 def announce(params: Params, version: str, machine: Machine) -> None:
-    """Print on stderr how long a training at full scale will take, before it starts; nothing at the embedded scale."""
+    """Print on stderr how long a training at full scale will take, before it starts; nothing at the embedded scale.
+
+    Raises Refused if there is a GPU that torch cannot use: the training would silently use the CPU.
+    """
     if params.scale == "embedded":
         return
     gpu = needs.free_memory(machine).gpu
     rates = measured(gpu)
+    if gpu is not None and rates is not None and rates.device == CPU:
+        raise Refused(
+            f"torch cannot use GPU {gpu.number}, which nvidia-smi lists, so {version} would be trained on the CPU. If "
+            "`clinrl doctor` says `CUDA none`, remove .venv and install it by `make CPU= .venv/.installed`; otherwise "
+            "the driver is too old. CUDA_VISIBLE_DEVICES= hides the GPU"
+        )
     text = "what a step takes cannot be reckoned here; the training starts all the same"
     with suppress(Refused):
         if rates is not None:
@@ -200,7 +211,7 @@ def probe() -> Rates:
 
     with torch.inference_mode():
         return Rates(
-            device=torch.cuda.get_device_name() if is_gpu else "this CPU",
+            device=torch.cuda.get_device_name() if is_gpu else CPU,
             operations_per_s=2 * width**3 / each(lambda: left @ right),
             bytes_per_s=2 * numbers * dtype.itemsize / each(lambda: target.copy_(source)),
             kernel_start_s=each(lambda: few.add_(1), at_once=100),
