@@ -1,5 +1,6 @@
 """Episodes: calls are read as TRL reads them, and evaluation, teaching and TRL's own loop see the same episode."""
 
+import copy
 import functools
 import json
 from random import Random
@@ -482,13 +483,17 @@ class Sampled(trl.Grpo):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
-def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
+@pytest.mark.parametrize("remark", ["", "{# ours #}"])
+def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch, remark):
+    """Also by a chat template that TRL does not know, since it knows some byte by byte."""
     monkeypatch.setattr(trl, "Grpo", Sampled)
+    own = copy.deepcopy(tokenizer())
+    own.chat_template, own.response_template = own.chat_template + remark, None
     spec = training({"think": True, "direct": False}, steps=3)
     adapted = trl.start_adapter(model(), spec, None)
     modes = (("think", True), ("direct", False), ("think", True))
     rows = [Row(case, *each) for each in modes for case in CASES[:2]]
-    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
+    grpo = trl.grpo_trainer(adapted, own, TASK, spec, rows, tmp_path, Judges(tmp_path))
     grpo.asked = []
     grpo.train()
     rounds = len(grpo.asked) // 3

@@ -19,6 +19,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from transformers import set_seed
 from trl import GRPOConfig, SFTConfig
+from trl.chat_template_utils import qwen3_template
 
 from clinrl import paths
 from clinrl.artifacts import write_json
@@ -340,6 +341,8 @@ def grpo_trainer(
         task, reward, thinking=switches, tokenizer=tokenizer, ends=ends, group=trainer["group"],
         judges=judges, phases=phases, placebo=spec.get("placebo", ""), seed=spec["seed"], world=world,
     )  # fmt: skip
+    if task.episodes is not None:  # TRL adds it to templates that it knows byte by byte, and fails at others
+        tokenizer.response_template = getattr(tokenizer, "response_template", None) or qwen3_template
     grpo = Grpo(
         model=model,
         args=settings,
