@@ -169,6 +169,8 @@ def test_others_load_an_adapter_at_full_by_what_the_hub_calls_its_base(hub: Imit
     adapted = trl.opening.adapted(ours, paths.adapter("v1"))
     ids = torch.tensor(encode(tokenizer, ["<|im_start|>assistant\n<think>\n"]))
     hub.asked.clear()
+    train(params, "v2")
+    assert not hub.asked  # PEFT would ask for the config on `main` at each checkpoint, and end with the network
     theirs = AutoPeftModelForCausalLM.from_pretrained(str(paths.adapter("v1")), dtype=torch.float32).eval()
     assert [path for path in hub.asked if COMMIT in path]
     assert not [path for path in hub.asked if "/main/" in path and "adapter" not in path]

@@ -65,6 +65,8 @@ def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> A
             raise TrainingError("lora.targets adapts the output layer, whose factors the loss passes by; leave it out")
     else:
         adapted = opening.adapted(model, parent, is_trainable=True)
+        # At each checkpoint PEFT compares vocabularies with this config, and given a repository it asks the hub.
+        adapted.peft_config["default"].base_model_name_or_path = model.name_or_path
         loaded, saved = adapter_state(adapted), load_file(parent / opening.WEIGHTS)
         if loaded.keys() != saved.keys() or not all(torch.equal(loaded[name], saved[name]) for name in saved):
             raise TrainingError(f"the adapter in memory is not that of {parent}: was the base replaced by another?")
