@@ -27,6 +27,10 @@ def test_the_host_s_own_end_of_memory_is_told_with_its_size() -> None:
         MemoryError(),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: out of memory"),
+        torch.distributed.DistBackendError(
+            "NCCL error in: /src/ProcessGroupNCCL.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details), "
+            "NCCL version 2.29.3\nLast error:\nCuda failure 2 'out of memory'"
+        ),
         RuntimeError("Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp"),
     ],
 )

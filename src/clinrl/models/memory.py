@@ -11,9 +11,9 @@ from clinrl.errors import OutOfMemory
 
 TEXTS = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|"
-    r"DefaultCPUAllocator: (?:can't|not enough)|Error (?:out of memory|.*out of memory) at line"
+    r"Cuda failure (?:\d+ )?'out of memory'|DefaultCPUAllocator: (?:can't|not enough)|Error .*out of memory at line"
 )
-"""Messages of CUDA, cuBLAS, cuDNN, torch's CPU allocator and bitsandbytes, which raise a plain RuntimeError."""
+"""Messages of CUDA, cuBLAS, cuDNN, NCCL, torch's CPU allocator and bitsandbytes, which raise a RuntimeError."""
 WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]?i?B|bytes)\b)")
 FREE = "close what else uses this machine's memory, or use a machine with more"
 LARGER = f"set gpu in {FILE} to a GPU with more free memory (for a server: CUDA_VISIBLE_DEVICES)"
