@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.config import change_plan
-from clinrl.config.params import Params, parse
+from clinrl.config.params import Params, load_params, parse
 from clinrl.config.recipes import GrpoTrainer
 from clinrl.errors import ParamsError
 from clinrl.evaluation.answers import decoding
 from valid_params import VALID
 
+ROOT = Path(__file__).resolve().parents[2]
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SHAPE = {"rank": 32, "alpha": 32, "targets": SEVEN}
 
@@ -47,6 +48,13 @@ def test_the_block_of_a_checkpoint_is_for_the_full_scale_alone() -> None:
         assert embedded.lora(version) == plain.lora(version)
     assert embedded.trainer("grpo") == plain.trainer("grpo")
     assert decoding(embedded, "think", "esi") == {"thinking": True, "temperature": 0.0, "max_new_tokens": 120}
+
+
+def test_an_imitation_does_not_spend_its_time_on_checkpoints() -> None:
+    """A step of it takes less time than a checkpoint of a gigabyte."""
+    at_full = load_params(ROOT / "params.yaml").model_copy(update={"scale": "full"})
+    imitations = [name for name, recipe in at_full.profiles.items() if recipe.method in ("sft", "rejection")]
+    assert {at_full.trainer(name).checkpoint_every for name in imitations} == {100}
 
 
 def test_what_a_block_leaves_out_is_in_no_record() -> None:

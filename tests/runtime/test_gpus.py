@@ -125,15 +125,21 @@ main.main(sys.argv[1:])
 
 
 @pytest.mark.long
-def test_an_exam_is_shown_one_before_anything_is_imported_that_asks_for_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "shown"), [(("evaluate", "esi-base"), "3 []\n"), (("merge", "v2-full"), "3 ['torch']\n")]
+)
+def test_a_stage_is_shown_one_before_anything_is_imported_that_asks_for_all(
+    tmp_path: Path, command: tuple[str, str], shown: str
+) -> None:
     examined.copy(examined.registered(), tmp_path)
     params, machine = tmp_path / "params.yaml", tmp_path / "machine.yaml"
     params.write_text(params.read_text().replace("scale: embedded", "scale: full"))
     machine.write_text("gpu: 3\n")
-    command = [sys.executable, "-c", ORDER, "evaluate", "esi-base"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.stdout == "3 []\n"
+    done = subprocess.run(
+        [sys.executable, "-c", ORDER, *command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == shown, done.stderr
 
 
 @pytest.mark.long
@@ -153,6 +159,9 @@ def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch:
         for machine in (Machine(), Machine(processes=2, micro_batch=1))
     )
     assert shared["generation"].gpu < alone["generation"].gpu
+    alike = Machine(micro_batch=1), Machine(processes=2, micro_batch=1)
+    copies = [dict(_sizes(params, machine))["training"] for machine in alike]
+    assert copies[1] - copies[0] == 4 * needs.workload(params, "esi-v46", alike[0], is_gpu=True).policy.adapter
     served = dict(_sizes(params, Machine(gpu=1, sampler="vllm", vllm={"url": "http://127.0.0.1:8000"})))
     assert served.keys() == alone.keys() - {"generation"}  # the server's memory, not the trainer's
     assert shared["training"].host == 2 * alone["training"].host

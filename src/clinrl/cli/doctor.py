@@ -81,7 +81,7 @@ def _print_times(times: Sequence[Times], rates: Rates) -> None:
     columns, say = ("task", "longest, of", "write", "loss", "step", "all"), step_time.seconds
     rows = [(t.task, t.name, *map(say, (t.generation_s, t.loss_s, t.step_s, t.all_s))) for t in times]
     show(columns, [dict(zip(columns, row, strict=True)) for row in rows], as_json=False)
-    print(_wrapped(f"Rates {rates}. Judges, held-out checks, exams and what vLLM writes are not counted."))
+    print(_wrapped(f"Rates {rates}. Judges, held-out checks, checkpoints, exams and what vLLM writes are not counted."))
 
 
 def _gib(size: int | None) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clinrl import paths
 from clinrl.artifacts import exclusive, read_manifest, seal, staged, write_json, write_text
+from clinrl.config.machine import machine_at
 from clinrl.config.params import Params
 from clinrl.config.schema import Fold
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
@@ -25,7 +26,7 @@ from clinrl.merging.check import Part, check
 from clinrl.models import bases, hub, opening
 from clinrl.models.chat import render
 from clinrl.reports.render import render as render_page
-from clinrl.runtime import determinism
+from clinrl.runtime import determinism, gpus
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
 
@@ -53,6 +54,8 @@ def stage(params: Params, name: str) -> None:
     versions = dict(zip(merge.parts.values(), weights, strict=True))
     chosen = merge.model_dump(mode="json", include={"density", "seed"})  # a fold has neither
     parts = [(paths.adapter(version), weight) for version, weight in versions.items()]
+    if (gpu := machine_at(params.scale).gpu) is not None:
+        gpus.show_one(gpu)  # the check would use the first
     with exclusive(target):
         inputs: dict[str, str] = {}
         for version in versions:

@@ -278,7 +278,8 @@ def _places(load: Workload, machine: Machine, *, checkpointed: bool) -> Iterator
         length, tokens = prompt + training.written, training.prompts * prompt + training.micro * training.written
         scored = training.micro * training.written if training.method == "grpo" else SCORED
         step = policy.training(tokens, scored, checkpointed=checkpointed, moments=training.moments)
-        yield "training", beside + step
+        copies = 4 * policy.adapter if machine.processes > 1 else 0  # torch sums the processes' gradients in a copy
+        yield "training", beside + step + copies
         if training.sampled and machine.sampler != "vllm":  # a server has its own memory
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
         if training.held_out:
