@@ -99,12 +99,13 @@ class Live:
             try:
                 entry = self._holder(alias)
                 if entry is None:
-                    self._held.pop(alias, None)
+                    if self._held.pop(alias, None):
+                        self._say(alias, f"{self._model}@{alias} is no version any more: the registry has no such name")
                     continue
                 self._check(alias, entry)
                 is_held = alias in self._held and self._held[alias].served.digest == entry.digest
                 may_try = not self._has_ended and time.monotonic() >= self._wait.get(entry.digest, 0.0)
-                if not is_held and may_try:
+                if is_held or may_try:
                     self._held[alias] = self._opened(entry)
                     self._say(alias, f"{self._model}@{alias} is {entry.name} ({entry.digest[:12]})")
                 self._drop_revoked(alias, entry)  # while it waits for its next try
