@@ -53,6 +53,7 @@ def build(what: str) -> State[None]:
     with clone.at(head, "build"):
         params, made, registered = load_params(), list[str](), 0
         last = branches.tip(to)
+        branches.check_may_push(to)
         stages = outputs(params)
         for names in generations(params, what):
             for name in names:

@@ -37,6 +37,9 @@ status.showUntrackedFiles=normal"""
 GIT = ("git", *(word for setting in OVERRULED.split() for word in ("-c", setting)))
 BEGUN = "refs/clinrl/begun"
 """The commit at which the last run of a clone began; the commits of that run follow it."""
+WRITE = """from dvc.repo import Repo
+Repo().cloud.get_remote().odb.add_bytes("04a3b0cc2fc69e80c81f08b331d9aed6", b"May this be written?")"""
+"""A program that writes a small file to the DVC remote, always the same, by its digest as DVC writes any other."""
 
 
 class Away(Refused):
@@ -171,6 +174,14 @@ def pull(addresses: Collection[str]) -> None:
         raise Away(f"the DVC remote is away: {mask(away[0])}")
 
 
+def check_may_write() -> None:
+    """Raise Away unless files can be written to the DVC remote. For before a training, which may take days."""
+    done = subprocess.run([sys.executable, "-c", WRITE], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = re.findall(r"^[\w.]+: (.+)", done.stderr, re.MULTILINE)[-1:] or [f"exit code {done.returncode}"]
+        raise Away(f"nothing can be written to the DVC remote, so nothing was begun: {mask(reason[0])}")
+
+
 def push(addresses: Collection[str]) -> None:
     """Send the existing outputs of stages to the remote. Raises Away with DVC's message if that fails."""
     if code := (done := _dvc("push", *addresses)).returncode:
@@ -186,8 +197,8 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run([*GIT, *words], capture_output=True, text=True, errors="replace", env=env, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no word"]  # a hint may follow the reason
-        reason = mask(next((line for line in lines if line.startswith(("fatal: ", "error: "))), lines[-1]))
+        lines = [*map(str.strip, done.stderr.strip().splitlines())] or ["no word"]  # a hint may follow the reason
+        reason = mask(next((line for line in lines if line.startswith(("fatal: ", "error: ", "! ["))), lines[-1]))
         if "not our ref" in reason:
             raise Refused(f"the origin lacks the commit {words[-1]}; `git push` it, and give the same command again")
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused

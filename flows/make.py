@@ -71,8 +71,8 @@ def _make(name: str, commit: str, *, base_last: bool) -> int:
             before = branches.hand_over(to, f"{name}: {address}", force=f"--force-with-lease=refs/heads/{to}:{before}")
 
     take_in([address for version in params.lineage(name) for address in stages[version]])
-    # Credentials that may only read are found before hours of training.
-    clone.git("push", "--quiet", "--dry-run", "--force", "origin", f"HEAD:refs/heads/{to}")
+    branches.check_may_push(to)
+    clone.check_may_write()
     ran = list[str]()
     if base_last and dvc_states([base])[base] != "up to date":
         trained = own[: own.index(f"train@{name}") + 1]

@@ -82,6 +82,8 @@ def scheduled(task: str) -> State[None]:
         clone.share_cache(checkout)
         records.link(params := load_params(), checkout)
         clone.pull(addresses(params, task))
+        branches.check_may_push(to)
+        clone.check_may_write()
         with chdir(checkout):  # the counts are there
             note_drift(load_params(), task)
         try:

@@ -183,6 +183,13 @@ def test_git_s_reason_is_given_and_not_the_hint_below_it(
         clone.head()
 
 
+def test_why_the_origin_does_not_take_a_branch_is_said(checkout: Path, tmp_path: Path) -> None:
+    hook = tmp_path / "origin/hooks/pre-receive"
+    write_text(hook, "#!/bin/sh\nexit 1\n", 0o755)
+    with pytest.raises(clone.Away, match=r"git push failed in .*: ! \[remote rejected\] .*pre-receive hook declined"):
+        branches.hand_over("built/x", "made", only=["dvc.lock"])
+
+
 def test_a_project_in_a_folder_that_was_never_committed_is_refused(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +280,8 @@ def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
     monkeypatch.setattr(make.branches, "go_on_with", lambda *_: done.append("what others made") or [])
     monkeypatch.setattr(make.clone, "pull", lambda _: None)
     git("init", "-q")
-    monkeypatch.setattr(make.clone, "git", lambda *words: done.append(words[2]))
+    monkeypatch.setattr(make.branches, "check_may_push", lambda _: done.append("may it push?"))
+    monkeypatch.setattr(make.clone, "check_may_write", lambda: done.append("may it write?"))
 
     def bring(addresses: list[str], _: object) -> list[str]:
         done.extend(addresses)
@@ -284,7 +292,7 @@ def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
     own = done[-ran:]
     assert own.index("validate@x1") < own.index("baseline@esi") < own.index("train@v1") < own.index("evaluate@v1")
     before = [address for address in own[: own.index("train@v1") + 1] if address != "baseline@esi"]
-    begun = ["what others made", "--dry-run"]
+    begun = ["what others made", "may it push?", "may it write?"]
     assert done[:-ran] == [*begun, *([] if is_there else [*before, "what others made"])]
 
 
@@ -652,11 +660,20 @@ def test_a_remote_that_is_away_is_said_and_what_was_made_is_kept(
         write_text(place, "{}")
     with pytest.raises(clone.Away, match=r"and is kept here: (?!.*dvc\.org).*Could not connect"):
         clone.push(["train@v1"])
+    with pytest.raises(clone.Away, match=r"^nothing can be written to the DVC remote, .*: Could not connect to the"):
+        clone.check_may_write()
     write_text(tmp_path / "store", "in the way")
     subprocess.run([*dvc, "remote", "add", "-q", "--force", "--default", "store", str(tmp_path / "store")], check=True)
     with pytest.raises(clone.Away, match=r"^what was made could not be sent to the DVC remote, and is kept here: "):
         clone.push(["train@v1"])
+    with pytest.raises(clone.Away, match=r"^nothing can be written to the DVC remote, "):
+        clone.check_may_write()
     assert kept.read_text() == "{}"
+    (tmp_path / "store").unlink()
+    for _ in range(2):  # nor does what it wrote hinder it
+        clone.check_may_write()
+    (written,) = filter(Path.is_file, (tmp_path / "store").rglob("*"))
+    assert written.parent.name + written.name == hashlib.md5(written.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(("why", "is_away"), [("internal error", True), ("The specified key does not exist.", False)])

@@ -162,6 +162,28 @@ def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: py
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["git", "dvc"])
+def test_where_nothing_may_be_written_nothing_is_begun(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from flows import retrain
+
+    scripted.commit()
+    renew = mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr(retrain, "renew", renew)
+    if kind == "git":
+        git("remote", "add", "origin", str(project))
+        git("remote", "set-url", "--push", "origin", str(tmp_path / "none"))
+    else:
+        (tmp_path / "store").write_text("in the way")
+        Path(".dvc/config.local").write_text(f"[core]\n    remote = s\n['remote \"s\"']\n    url = {tmp_path}/store\n")
+    state = scheduled()
+    assert state.is_failed()
+    assert {"git": "git push failed", "dvc": "nothing can be written to the DVC remote"}[kind] in state.message
+    assert not renew.called
+
+
+@pytest.mark.long
 def test_what_a_run_left_is_sent_to_the_cache_of_a_checkout_with_settings_of_its_own(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
