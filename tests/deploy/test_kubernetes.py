@@ -203,6 +203,28 @@ def test_the_exams_against_which_drift_is_seen_are_fetched() -> None:
     assert {*done.stdout.split()} == {f"dataset@{exam}" for exam in exams}
 
 
+@pytest.mark.long
+def test_a_history_without_what_was_served_is_not_followed_and_that_is_said(tmp_path: Path) -> None:
+    follows = next(one for one in pods(read("base"))["serve"]["initContainers"] if one["name"] == "follow")
+    once = "for _ in 1; do" + follows["command"][2].rpartition("-delete\n")[2]
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.check_output(["git", *who, *words], cwd=tmp_path / "origin", text=True)
+
+    (tmp_path / "origin").mkdir()
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "begun")
+    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{tmp_path}/origin", tmp_path / "served"], check=True)
+    for change, is_followed in (([], True), (["--amend"], False)):
+        git("commit", "-q", "--allow-empty", "-m", "promoted", *change)
+        served: dict[str, Any] = {"cwd": tmp_path / "served", "capture_output": True, "text": True, "check": False}
+        done = subprocess.run(["bash", "-c", once], **served)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], **served).stdout
+        assert (head == git("rev-parse", "HEAD")) == is_followed
+        assert ("no rollback is followed" in done.stderr) != is_followed, done.stderr
+
+
 @pytest.mark.parametrize("page", ["docs/many-machines.md", "docs/operations.md"])
 def test_what_a_page_deploys_is_in_prefect_yaml(page: str) -> None:
     from prefect.cli.deploy._config import _filter_matching_deploy_config
@@ -246,6 +268,11 @@ def test_a_database_without_a_network_is_not_ready_and_nothing_ends_while_it_is_
         assert min(probe.get("timeoutSeconds", 1) for probe in probes) >= 5, name
     grace = f"{pods(read('base'))['worker']['terminationGracePeriodSeconds'] // 60}m"
     assert [composed[name].get("stop_grace_period") for name in ("database", "worker")] == [grace, grace]
+
+
+def test_the_logs_of_composed_services_do_not_grow_for_ever() -> None:
+    composed = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert [name for name, one in composed.items() if one.get("logging") != {"driver": "local"}] == []
 
 
 def test_pages_of_prefect_ask_an_address_that_a_browser_reaches() -> None:
