@@ -448,6 +448,23 @@ def test_who_may_approve_is_read_again_and_a_champion_that_nobody_approved_is_no
     live.end()
 
 
+@pytest.mark.long
+def test_a_folder_is_read_again_when_the_keys_change_and_not_when_params_do(
+    released: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a server it is fetched, and no rollback is followed meanwhile; each merged draft changes params."""
+    live, looks = Live(released, "esi", Local("embedded", 1), 60.0, Path("params.yaml")), list[str]()
+    live.renew()
+    monkeypatch.setattr(versions, "check_intact", lambda _, entry: looks.append(entry.name))
+    Path("params.yaml").write_text(Path("params.yaml").read_text() + "# a draft\n")
+    live.renew()
+    assert looks == []
+    keys.trust("Grace Hopper", keys._signer_of(ec.generate_private_key(ec.SECP256R1())).key)
+    live.renew()
+    assert looks == ["v1"]
+    live.end()
+
+
 @pytest.mark.parametrize("whose", ["Registrar", "this checkout"])
 def test_a_version_that_nobody_signed_whose_key_counts_still_is_not_served_any_more(
     released: Any, capfd: Any, whose: str

@@ -26,7 +26,7 @@ from clinrl.release import audit_log
 from clinrl.release.moves import recorded_champion
 from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Backend
-from clinrl.signing.keys import PUBLIC, TRUSTED
+from clinrl.signing.keys import PUBLIC, TRUSTED, Key, trusted_keys
 
 ALIASES = (versions.CHAMPION, versions.CANDIDATE)
 POLL_S = 1.0
@@ -74,6 +74,8 @@ class Live:
         self._lost: dict[str, float] = {}
         """The time at which a version lost its last name, by digest."""
         self._source, self._read, self._trusted, self._log = source, _State(), _State(), _State()
+        self._keys: Mapping[str, Key] | None = None
+        """The keys that count; None if they cannot be read."""
         self._intact: dict[str, SignatureError | None] = {}
         """The fault of a registered folder, if any, when it was last read under the present keys; by digest."""
         self._allowed: dict[str, object] = {}
@@ -152,7 +154,11 @@ class Live:
             time.sleep(POLL_S)
             log = _state_of(paths.AUDIT_LOG)
         if (read, trusted) != (self._read, self._trusted):
-            self._intact.clear()
+            before, self._keys = self._keys, None
+            with suppress(Refused):
+                self._keys = trusted_keys(self.params)
+            if self._keys is None or self._keys != before:
+                self._intact.clear()
         if (read, trusted, log) != (self._read, self._trusted, self._log):
             self._allowed.clear()
             self._lines = None
