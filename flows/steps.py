@@ -104,7 +104,8 @@ def failure(address: str, code: int, words: list[str]) -> StageFailed:
     """Why a stage failed, from the exit code of its supervisor and the last lines that DVC and its command printed."""
     text = "\n".join(words)
     if any(sign in text for sign in _LOCKED):
-        sentence = f"{address} did not run: another DVC is at work in this project; try again when it is done"
+        sentence = f"{address} did not run: another DVC is at work in this project; try again when it is done, or, if "
+        sentence += "none is, as after a power cut, remove .dvc/tmp/rwlock"
         return DvcBusy(sentence, Busy.exit_code)
     if (number := child.signal_of(code)) is not None:
         sentence = f"{address} failed: it was killed ({number.name}), not by its own doing; the same command continues"

@@ -132,7 +132,9 @@ def test_a_path_that_another_dvc_writes_is_told_from_a_failure(here: Path) -> No
     (here / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(here / "quick.txt"): holder}}))
     said: list[str] = []
     code = child.run(dvc("quick"), said.append)
-    assert isinstance(steps.failure("quick@x", code, said), steps.DvcBusy)
+    busy = steps.failure("quick@x", code, said)
+    assert isinstance(busy, steps.DvcBusy)
+    assert "remove .dvc/tmp/rwlock" in str(busy), "DVC takes whoever has a dead one's number now for a DVC"
 
 
 def test_what_follows_a_stage_that_runs_is_handed_to_dvc_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
