@@ -1,5 +1,7 @@
 """The drafts of a scheduled run: the next version is drafted, and later released or dropped."""
 
+from collections.abc import Callable
+
 from prefect import State
 from prefect.states import Completed
 
@@ -27,8 +29,8 @@ def draft_next(params: Params, task: str) -> Draft:
     return steps.draft(task)
 
 
-def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
-    """Release a draft that is surely better than the champion, and drop any other."""
+def conclude(params: Params, draft: Draft, approver: str | None, hand_over: Callable[[], None]) -> State[None]:
+    """Release a draft that is surely better than the champion, and drop any other; `hand_over` as in `carry_out`."""
     name = draft.name
     if not is_champion(params, name):
         if (ended := outcome(params, name)) and not ended.endswith(REFUSED_BY_GATE):
@@ -46,7 +48,7 @@ def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
             why = f"its gate refused it: {decision.reasons[0]}"
         if why:
             return drop_draft(draft, why)
-    state = carry_out(params, name, approver)
+    state = carry_out(params, name, approver, hand_over)
     drafts.conclude(draft, "promoted" if is_champion(params, name) else "refused", str(state.message))
     return state
 

@@ -9,6 +9,7 @@ version holds for its full models too: each becomes their champion if its own ex
 import math
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -73,8 +74,13 @@ def release(name: str) -> State[None]:
         return carry_out(params, name, None)
 
 
-def carry_out(params: Params, name: str, approver: str | None) -> State[None]:
-    """Release a version or a merge; the state says how that ended. For a champion only the full models are made."""
+def carry_out(
+    params: Params, name: str, approver: str | None, hand_over: Callable[[], None] = lambda: None
+) -> State[None]:
+    """Release a version or a merge; the state says how that ended. For a champion only the full models are made.
+
+    `hand_over` is called after a promotion: full models may take hours, and until then nobody else has its record.
+    """
     if releases.settle(params, name) is None:
         decision = steps.decide(name)
         pages.show_decision(decision)
@@ -86,6 +92,7 @@ def carry_out(params: Params, name: str, approver: str | None) -> State[None]:
             return Completed(name=NOT_APPROVED, message=f"{name} was not approved: {reason}")
         check_unchanged(params, name)
         steps.promote(name, decision, approval)
+        hand_over()
     standings = [outcome(params, name), *(full_model(params, fold, name) for fold in folds(params, name))]
     return Completed(message="; ".join(filter(None, standings)))
 

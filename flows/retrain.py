@@ -9,6 +9,7 @@ the champion's errors. A draft within the change plan that is ahead of the champ
 whose look at the exam spends error budget. One that fails is dropped, on record. Without budget, nothing is drafted.
 """
 
+from collections.abc import Callable
 from contextlib import chdir, suppress
 from pathlib import Path
 
@@ -86,13 +87,17 @@ def scheduled(task: str) -> State[None]:
         clone.check_may_write()
         with chdir(checkout):  # the counts are there
             note_drift(load_params(), task)
-        try:
-            return renew(params, task, None)
-        finally:
+
+        def hand_over() -> None:
             if clone.git("status", "--porcelain"):
                 clone.push(addresses(load_params(), task))
                 branches.hand_over(to, f"{task} retrained", only=WRITTEN, force="")
                 get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
+
+        try:
+            return renew(params, task, None, hand_over)
+        finally:
+            hand_over()
 
 
 def head() -> str:
@@ -104,8 +109,11 @@ def head() -> str:
     return clone.git("rev-parse", "HEAD", "HEAD:./params.yaml").split()[0]
 
 
-def renew(params: Params, task: str, approver: str | None) -> State[None]:
-    """Build what is stale, and release or draft; the state says how that ended."""
+def renew(params: Params, task: str, approver: str | None, hand_over: Callable[[], None] = lambda: None) -> State[None]:
+    """Build what is stale, and release or draft; the state says how that ended.
+
+    Hands over before a person is asked, and after a promotion: either is followed by hours in which a machine may die.
+    """
     left = unfinished(params, versions := of_task(params, task))
     if not left and drafts.find(versions[-1]) is None:
         message = f"every version of {task} is up to date and registered, and {outcome(params, versions[-1])}"
@@ -131,11 +139,12 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
             if draft is None or version != newest or not is_hopeless(failed, version):
                 raise
             return drop_draft(draft, f"it cannot be trained: {failed}")
+    hand_over()
     if draft is not None:
-        return conclude(params, draft, approver)
+        return conclude(params, draft, approver, hand_over)
     if (standing := outcome(params, newest)) and not is_champion(params, newest):
         return Completed(name=NOT_RELEASED, message=f"everything is up to date and registered; {standing}")
-    return carry_out(params, newest, approver)
+    return carry_out(params, newest, approver, hand_over)
 
 
 def of_task(params: Params, task: str) -> list[str]:

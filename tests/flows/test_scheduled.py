@@ -24,6 +24,7 @@ from clinrl.config.params import load_params
 from clinrl.errors import Busy, Refused
 from clinrl.registry import versions
 from clinrl.release import audit_log, decisions, lineage
+from clinrl.signing.approval import sign_approval
 from clinrl.signing.keys import keyring
 
 ROOT = Path(__file__).parents[2]
@@ -74,12 +75,22 @@ def settled(project: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path) -> None:
+def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import release
+
+    handed, answer = list[str](), release.answer
+
+    def asked(*words: Any) -> Any:
+        handed.append(git("-C", str(settled), "show", f"{BRANCH}:dvc.lock"))
+        return answer(*words)
+
+    monkeypatch.setattr(release, "answer", asked)
     Path("params/esi.yaml").write_text(Path("params/esi.yaml").read_text() + "# half a thought\n")
     Path("notes.txt").write_text("mine")
     before = files()
     state = scheduled()
     assert (state.name, state.is_completed()) == ("Not approved", True), state
+    assert "train@esi-v3:" in handed[0], "a machine may die while it waits for a person"
     assert files() == before
     assert "esi-v3" not in load_params().versions
     held = git("ls-tree", "-r", "--name-only", BRANCH).splitlines()
@@ -88,7 +99,7 @@ def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path) -> Non
     assert "half a thought" not in git("show", f"{BRANCH}:params/esi.yaml")
 
     assert scheduled().name == "Nothing to do"  # the branch was not merged, and no second draft is made
-    assert git("rev-list", "--count", f"HEAD..{BRANCH}") == "1"
+    assert git("rev-list", "--count", f"HEAD..{BRANCH}") == "2"
     assert files() == before
 
     git("checkout", "--quiet", "--", "params/esi.yaml")
@@ -97,6 +108,28 @@ def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path) -> Non
     assert [line.kind for line in audit_log.read(paths.AUDIT_LOG, keyring())][-2:] == ["decision", "refusal"]
     links = {link.link: link.state for link in lineage.walk(load_params(), "esi-v3") if link.version == "esi-v3"}
     assert (links["files"], links["lock"], links["registry"], links["gate"]) == ("holds",) * 4, links
+
+
+@pytest.mark.slow
+def test_a_promotion_is_handed_over_before_its_full_models_are_made(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This takes hours, in which the machine may die: of the promotion only an alias would be left."""
+    from flows import release
+
+    scripted.commit()
+    handed, made = list[str](), release.full_model
+
+    def full_model(*names: Any) -> str | None:
+        handed.append(git("-C", str(project), "show", f"{BRANCH}:{paths.AUDIT_LOG}"))
+        return made(*names)
+
+    monkeypatch.setattr(
+        release, "answer", lambda params, decision, _: (sign_approval(params, decision.digest, "Ada Lovelace"), "")
+    )
+    monkeypatch.setattr(release, "full_model", full_model)
+    assert scheduled().is_completed()
+    assert '"kind":"promotion"' in handed[0].replace(" ", "")
 
 
 @pytest.mark.slow
