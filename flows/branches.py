@@ -44,11 +44,6 @@ def commit(message: str, only: Collection[str] = ()) -> None:
         git("commit", "--quiet", "--message", message)
 
 
-def check_may_push(to: str) -> None:
-    """Raise Away for credentials that may only read. For before a training, which may take days."""
-    git("push", "--quiet", "--dry-run", "--force", "origin", f"HEAD:refs/heads/{to}")
-
-
 def hand_over(to: str, message: str, *, only: Collection[str] = (), force: str = "--force") -> str:
     """Commit what stages wrote, push it as a branch of the origin, and return the commit.
 

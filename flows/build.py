@@ -23,7 +23,7 @@ from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
 from clinrl.provenance import lock
-from flows import branches, clone, lost_workers, pages, runs, steps
+from flows import branches, clone, lost_workers, pages, remote, runs, steps
 from flows.reproduce import outputs
 
 WORKERS = "make/elsewhere"
@@ -53,7 +53,7 @@ def build(what: str) -> State[None]:
     with clone.at(head, "build"):
         params, made, registered = load_params(), list[str](), 0
         last = branches.tip(to)
-        branches.check_may_push(to)
+        remote.check_may_push(to)
         stages = outputs(params)
         for names in generations(params, what):
             for name in names:
@@ -96,7 +96,7 @@ def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: st
     try:
         if branches.tip(branch):
             branches.take_in(branch, stages, f"{name}, made by a worker")
-        clone.pull(stages)
+        remote.pull(stages)
         if absent := stages.keys() - lock.read():
             raise Refused(f"its worker made no {min(absent)}; see its log")
         return branches.hand_over(to, name, force=f"--force-with-lease=refs/heads/{to}:{last}")

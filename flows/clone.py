@@ -4,8 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from itertools import count
 from pathlib import Path
@@ -14,7 +13,7 @@ from clinrl import paths
 from clinrl.artifacts import locked
 from clinrl.config.base import Scale
 from clinrl.errors import Refused, mask
-from clinrl.provenance import dvc_yaml, statements
+from clinrl.provenance import statements
 from clinrl.runtime import dvc_state
 from clinrl.signing import keys
 from clinrl.tracking import mlflow_store
@@ -37,9 +36,6 @@ status.showUntrackedFiles=normal"""
 GIT = ("git", *(word for setting in OVERRULED.split() for word in ("-c", setting)))
 BEGUN = "refs/clinrl/begun"
 """The commit at which the last run of a clone began; the commits of that run follow it."""
-WRITE = """from dvc.repo import Repo
-Repo().cloud.get_remote().odb.add_bytes("04a3b0cc2fc69e80c81f08b331d9aed6", b"May this be written?")"""
-"""A program that writes a small file to the DVC remote, always the same, by its digest as DVC writes any other."""
 
 
 class Away(Refused):
@@ -158,38 +154,6 @@ def share(scale: Scale) -> None:
         shared.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def share_cache(checkout: Path) -> None:
-    """Make the cache of the checkout, at its present path, the DVC remote of this clone if it has no other."""
-    if not _dvc("config", "core.remote").stdout.strip():
-        cache = dvc_yaml.cache_folder(checkout.absolute()).parent.parent
-        _dvc("remote", "add", "--local", "--default", "--force", "checkout", str(cache))
-
-
-def pull(addresses: Collection[str]) -> None:
-    """Fetch the outputs of stages that dvc.lock records and the remote has; others will be built. Raises Refused for an
-    output that leads out of its folder, Away if the remote does not answer, or not with all that it has."""
-    if refusal := re.search(r"^clinrl: (.+)", (done := _dvc("pull", *dict.fromkeys(addresses))).stderr, re.MULTILINE):
-        raise Refused(refusal[1])
-    if done.returncode and (away := re.search(r"failed to (?:connect to|transfer) (?!.*not exist).+", done.stderr)):
-        raise Away(f"the DVC remote is away: {mask(away[0])}")
-
-
-def check_may_write() -> None:
-    """Raise Away unless files can be written to the DVC remote. For before a training, which may take days."""
-    done = subprocess.run([sys.executable, "-c", WRITE], capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = re.findall(r"^[\w.]+: (.+)", done.stderr, re.MULTILINE)[-1:] or [f"exit code {done.returncode}"]
-        raise Away(f"nothing can be written to the DVC remote, so nothing was begun: {mask(reason[0])}")
-
-
-def push(addresses: Collection[str]) -> None:
-    """Send the existing outputs of stages to the remote. Raises Away with DVC's message if that fails."""
-    if code := (done := _dvc("push", *addresses)).returncode:
-        error = re.search(r"^(?:ERROR|clinrl): (.+)", done.stderr, re.MULTILINE)  # links to a manual follow
-        reason = mask(error[1]) if error else f"exit code {code}"
-        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {reason}")
-
-
 def git(*words: str, strip: bool = True, date: str = "") -> str:
     """The output of git; `date`: of a commit. Raises Refused if it fails, Away if that was about another repository."""
     says = AUTHOR | ({"DATE": date} if date else {})
@@ -204,8 +168,3 @@ def git(*words: str, strip: bool = True, date: str = "") -> str:
         error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused
         raise error(f"git {words[0]} failed in {Path.cwd()}: {reason}")
     return done.stdout.strip() if strip else done.stdout
-
-
-def _dvc(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "clinrl.runtime.dvc_command", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,7 +14,7 @@ from prefect.states import Completed, Crashed
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import dvc_states
-from flows import branches, clone, records, runs, steps
+from flows import branches, clone, records, remote, runs, steps
 from flows.reproduce import outputs
 
 
@@ -62,17 +62,17 @@ def _make(name: str, commit: str, *, base_last: bool) -> int:
     def take_in(addresses: Collection[str], one: str = "") -> None:
         for reason in branches.go_on_with(name, commit, stages, one):
             get_run_logger().warning("stages that another worker has begun are made anew: %s", reason)
-        clone.pull(addresses)
+        remote.pull(addresses)
 
     def hand_over(address: str) -> None:
         nonlocal before  # a worker that was thought lost must not replace what its successor handed over
         if address.partition("@")[0] not in steps.LIGHT:
-            clone.push(stages[name])
+            remote.push(stages[name])
             before = branches.hand_over(to, f"{name}: {address}", force=f"--force-with-lease=refs/heads/{to}:{before}")
 
     take_in([address for version in params.lineage(name) for address in stages[version]])
-    branches.check_may_push(to)
-    clone.check_may_write()
+    remote.check_may_push(to)
+    remote.check_may_write()
     ran = list[str]()
     if base_last and dvc_states([base])[base] != "up to date":
         trained = own[: own.index(f"train@{name}") + 1]

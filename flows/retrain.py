@@ -26,7 +26,7 @@ from clinrl.pipeline.plan import dvc_states
 from clinrl.provenance.lock import LOCK
 from clinrl.release.change_control import no_look_left
 from clinrl.release.standing import is_champion, is_registered, outcome
-from flows import branches, clone, pages, records, runs, steps, turns
+from flows import branches, clone, pages, records, remote, runs, steps, turns
 from flows.drafting import NOT_RELEASED, conclude, draft_next, drop_draft, is_hopeless
 from flows.release import carry_out, folds
 from flows.reproduce import build, mining, order
@@ -66,9 +66,9 @@ def scheduled(task: str) -> State[None]:
     checkout, to = Path.cwd(), branches.result(f"retrain-{task}")
 
     def left() -> None:
-        clone.share_cache(checkout)
+        remote.share_cache(checkout)
         with suppress(ParamsError):  # the code has changed since, and cannot say what was made
-            clone.push(addresses(load_params(), task))
+            remote.push(addresses(load_params(), task))
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
     with (
@@ -80,17 +80,17 @@ def scheduled(task: str) -> State[None]:
             return Completed(name=turns.OVERTAKEN, message="a run that began after this one was due did its work")
         branches.go_on(to, WRITTEN)
         clone.begin_here()
-        clone.share_cache(checkout)
+        remote.share_cache(checkout)
         records.link(params := load_params(), checkout)
-        clone.pull(addresses(params, task))
-        branches.check_may_push(to)
-        clone.check_may_write()
+        remote.pull(addresses(params, task))
+        remote.check_may_push(to)
+        remote.check_may_write()
         with chdir(checkout):  # the counts are there
             note_drift(load_params(), task)
 
         def hand_over() -> None:
             if clone.git("status", "--porcelain"):
-                clone.push(addresses(load_params(), task))
+                remote.push(addresses(load_params(), task))
                 branches.hand_over(to, f"{task} retrained", only=WRITTEN, force="")
                 get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
 

@@ -17,7 +17,7 @@ from clinrl import paths
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.signing.keys import make_key, signer
-from flows import branches, build, clone, make
+from flows import branches, build, clone, make, remote
 from processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +160,7 @@ def test_a_clone_shares_the_cache_of_the_checkout_wherever_it_lies(checkout: Pat
     subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], check=True)
     other, disk = tmp_path / "other", tmp_path / "disk"
     write_text(other / ".dvc/config.local", f"[cache]\n    dir = {disk}\n")
-    clone.share_cache(other)
+    remote.share_cache(other)
     assert f"url = {disk}\n" in Path(".dvc/config.local").read_text()
 
 
@@ -278,10 +278,10 @@ def test_the_exam_of_the_base_waits_for_a_training_unless_it_is_there(
     monkeypatch.setattr(make, "dvc_states", lambda _: {"baseline@esi": "up to date" if is_there else "not built"})
     monkeypatch.setattr(make.branches, "tip", lambda _: "")
     monkeypatch.setattr(make.branches, "go_on_with", lambda *_: done.append("what others made") or [])
-    monkeypatch.setattr(make.clone, "pull", lambda _: None)
+    monkeypatch.setattr(make.remote, "pull", lambda _: None)
     git("init", "-q")
-    monkeypatch.setattr(make.branches, "check_may_push", lambda _: done.append("may it push?"))
-    monkeypatch.setattr(make.clone, "check_may_write", lambda: done.append("may it write?"))
+    monkeypatch.setattr(make.remote, "check_may_push", lambda _: done.append("may it push?"))
+    monkeypatch.setattr(make.remote, "check_may_write", lambda: done.append("may it write?"))
 
     def bring(addresses: list[str], _: object) -> list[str]:
         done.extend(addresses)
@@ -653,25 +653,25 @@ def test_a_remote_that_is_away_is_said_and_what_was_made_is_kept(
     recorded = f"  train@v1:\n    cmd: run\n    outs:\n    - path: data/v1.json\n      hash: md5\n      md5: {digest}\n"
     write_text(Path("dvc.lock"), LOCK + recorded + "      size: 2\n")
     with pytest.raises(clone.Away, match=r"^the DVC remote is away: failed to connect to s3 \(bucket/x") as raised:
-        clone.pull(["train@v1"])
+        remote.pull(["train@v1"])
     assert "hidden" not in str(raised.value)
     kept = Path(".dvc/cache/files/md5", digest[:2], digest[2:])
     for place in (kept, Path("data/v1.json")):
         write_text(place, "{}")
     with pytest.raises(clone.Away, match=r"and is kept here: (?!.*dvc\.org).*Could not connect"):
-        clone.push(["train@v1"])
+        remote.push(["train@v1"])
     with pytest.raises(clone.Away, match=r"^nothing can be written to the DVC remote, .*: Could not connect to the"):
-        clone.check_may_write()
+        remote.check_may_write()
     write_text(tmp_path / "store", "in the way")
     subprocess.run([*dvc, "remote", "add", "-q", "--force", "--default", "store", str(tmp_path / "store")], check=True)
     with pytest.raises(clone.Away, match=r"^what was made could not be sent to the DVC remote, and is kept here: "):
-        clone.push(["train@v1"])
+        remote.push(["train@v1"])
     with pytest.raises(clone.Away, match=r"^nothing can be written to the DVC remote, "):
-        clone.check_may_write()
+        remote.check_may_write()
     assert kept.read_text() == "{}"
     (tmp_path / "store").unlink()
     for _ in range(2):  # nor does what it wrote hinder it
-        clone.check_may_write()
+        remote.check_may_write()
     (written,) = filter(Path.is_file, (tmp_path / "store").rglob("*"))
     assert written.parent.name + written.name == hashlib.md5(written.read_bytes()).hexdigest()
 
@@ -682,9 +682,9 @@ def test_a_remote_that_fails_in_a_pull_is_not_one_that_lacks_files(
 ) -> None:
     """What the remote lacks is built; what it could not send is not to be trained again."""
     says = f"ERROR: failed to transfer 'md5: 00' - {why}\nERROR: failed to pull data from the cloud\n"
-    monkeypatch.setattr(clone, "_dvc", lambda *_: subprocess.CompletedProcess([], 1, "", says))
+    monkeypatch.setattr(remote, "_dvc", lambda *_: subprocess.CompletedProcess([], 1, "", says))
     with pytest.raises(clone.Away, match="failed to transfer") if is_away else nullcontext():
-        clone.pull(["train@v1"])
+        remote.pull(["train@v1"])
 
 
 def test_what_is_not_committed_cannot_be_built_elsewhere(checkout: Path) -> None:

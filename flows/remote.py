@@ -1,0 +1,57 @@
+"""The DVC remote of a clone, which carries what git does not, and whether a clone may write to both."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from clinrl.errors import Refused, mask
+from clinrl.provenance import dvc_yaml
+from flows.clone import Away, git
+
+WRITE = """from dvc.repo import Repo
+Repo().cloud.get_remote().odb.add_bytes("04a3b0cc2fc69e80c81f08b331d9aed6", b"May this be written?")"""
+"""A program that writes a small file to the DVC remote, always the same, by its digest as DVC writes any other."""
+
+
+def share_cache(checkout: Path) -> None:
+    """Make the cache of the checkout, at its present path, the DVC remote of this clone if it has no other."""
+    if not _dvc("config", "core.remote").stdout.strip():
+        cache = dvc_yaml.cache_folder(checkout.absolute()).parent.parent
+        _dvc("remote", "add", "--local", "--default", "--force", "checkout", str(cache))
+
+
+def pull(addresses: Collection[str]) -> None:
+    """Fetch the outputs of stages that dvc.lock records and the remote has; others will be built. Raises Refused for an
+    output that leads out of its folder, Away if the remote does not answer, or not with all that it has."""
+    if refusal := re.search(r"^clinrl: (.+)", (done := _dvc("pull", *dict.fromkeys(addresses))).stderr, re.MULTILINE):
+        raise Refused(refusal[1])
+    if done.returncode and (away := re.search(r"failed to (?:connect to|transfer) (?!.*not exist).+", done.stderr)):
+        raise Away(f"the DVC remote is away: {mask(away[0])}")
+
+
+def check_may_push(to: str) -> None:
+    """Raise Away for credentials that may only read. For before a training, which may take days."""
+    git("push", "--quiet", "--dry-run", "--force", "origin", f"HEAD:refs/heads/{to}")
+
+
+def check_may_write() -> None:
+    """Raise Away unless files can be written to the DVC remote. For before a training, which may take days."""
+    done = subprocess.run([sys.executable, "-c", WRITE], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = re.findall(r"^[\w.]+: (.+)", done.stderr, re.MULTILINE)[-1:] or [f"exit code {done.returncode}"]
+        raise Away(f"nothing can be written to the DVC remote, so nothing was begun: {mask(reason[0])}")
+
+
+def push(addresses: Collection[str]) -> None:
+    """Send the existing outputs of stages to the remote. Raises Away with DVC's message if that fails."""
+    if code := (done := _dvc("push", *addresses)).returncode:
+        error = re.search(r"^(?:ERROR|clinrl): (.+)", done.stderr, re.MULTILINE)  # links to a manual follow
+        reason = mask(error[1]) if error else f"exit code {code}"
+        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {reason}")
+
+
+def _dvc(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "clinrl.runtime.dvc_command", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
