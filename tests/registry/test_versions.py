@@ -38,7 +38,7 @@ from clinrl.registry import log_run, model_folder, pyfunc, versions
 from clinrl.registry.versions import entries, find, holder, point, register, tag
 from clinrl.release.standing import is_registered
 from clinrl.signing import keys
-from clinrl.signing.keys import keyring
+from clinrl.signing.keys import keyring, signer
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import connect
 from processes import as_reader, free_port
@@ -509,7 +509,7 @@ def test_a_registration_that_was_killed_is_completed(project):
 
 
 @pytest.mark.long
-def test_a_file_that_was_altered_in_the_store_is_put_back(project, monkeypatch):
+def test_a_file_that_was_altered_in_the_store_is_put_back(project, monkeypatch, capfd):
     first = register(project, "v1")
     weights = folder_of(first) / "adapter/adapter_model.safetensors"
     exhibits.change(weights)
@@ -533,6 +533,13 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project, monkeypatch):
     assert weights.exists()
     assert register(project, "v1") == first
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
+    assert "is the champion" not in capfd.readouterr().err
+    point("esi", "champion", first)
+    exhibits.change(weights)
+    register(project, "v1")
+    assert f"signed with {signer('embedded').key.fingerprint}, and a server that does not" in capfd.readouterr().err
+    register(project, "v1")
+    assert "is the champion" not in capfd.readouterr().err
 
 
 @pytest.fixture

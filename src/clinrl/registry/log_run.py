@@ -21,7 +21,7 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
 from clinrl.data.dataset import is_import
-from clinrl.errors import ArtefactError, RegistryError
+from clinrl.errors import ArtefactError, RegistryError, echo
 from clinrl.evaluation import recount
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
@@ -385,4 +385,11 @@ def _is_intact(client: "MlflowClient", model: "LoggedModel", made: Recorded, *, 
                 f"{made.model.name} is the champion of {made.model.registered}, and this exam decodes in another way "
                 "than the approved one; put `modes` back, or train it under another name (`clinrl draft`)"
             )
-        return is_of(folder, made)
+        intact = is_of(folder, made)
+        if is_champion and not intact:
+            echo(
+                f"{made.model.name} is the champion of {made.model.registered}, and its registered files have another "
+                f"content or signer than here; they are replaced and signed with {made.signer().key.fingerprint}, and "
+                "a server that does not trust this key will not serve them after its next start"
+            )
+        return intact
