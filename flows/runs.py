@@ -42,7 +42,7 @@ PENDING_S = 300.0
 LEASE_S = 600.0
 """Seconds after which the server frees a slot whose holder is silent. `sweep` and `lost_workers` do so earlier."""
 
-_PROCESS, _BEFORE, _LEASE = "process:", "lease:", "lease-{}:"  # by slot, of which a run may hold two; before: one
+_PROCESS, _LEASE = "process:", "lease-{}:"  # by slot, of which a run may hold two
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
 
 
@@ -145,7 +145,7 @@ def _unfinished(client: Any) -> list[Any]:
 
 def _free_slots(client: Any, alive: list[Any]) -> None:
     """Free slots that no living run is tagged with: a run may have been killed before it was tagged with its lease."""
-    held = sum(any(tag.startswith((_LEASE.format(TRAINING), _BEFORE)) for tag in run.tags) for run in alive)
+    held = sum(any(tag.startswith(_LEASE.format(TRAINING)) for tag in run.tags) for run in alive)
     with suppress(ObjectNotFound):  # there is no limit before the first run
         if client.read_global_concurrency_limit_by_name(TRAINING).active_slots > held:
             client.update_global_concurrency_limit(TRAINING, GlobalConcurrencyLimitUpdate(active_slots=held))
