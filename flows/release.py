@@ -79,13 +79,15 @@ def carry_out(
 ) -> State[None]:
     """Release a version or a merge; the state says how that ended. For a champion only the full models are made.
 
-    `hand_over` is called after a promotion: full models may take hours, and until then nobody else has its record.
+    `hand_over` is called before a person is asked, and after a promotion: hours may follow, in which the machine may
+    die, and until then nobody else has the records.
     """
     if releases.settle(params, name) is None:
         decision = steps.decide(name)
         pages.show_decision(decision)
         if not decision.promote:
             return Completed(name=REFUSED, message=f"{name} may not be promoted: {' '.join(decision.reasons)}")
+        hand_over()
         approval, reason = answer(params, decision, approver)
         if approval is None:
             steps.refuse(decision, reason)

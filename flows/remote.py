@@ -1,18 +1,25 @@
 """The DVC remote of a clone, which carries what git does not, and whether a clone may write to both."""
 
+import hashlib
 import re
 import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from uuid import uuid4
 
 from clinrl.errors import Refused, mask
 from clinrl.provenance import dvc_yaml
 from flows.clone import Away, git
 
-WRITE = """from dvc.repo import Repo
-Repo().cloud.get_remote().odb.add_bytes("04a3b0cc2fc69e80c81f08b331d9aed6", b"May this be written?")"""
-"""A program that writes a small file to the DVC remote, always the same, by its digest as DVC writes any other."""
+WRITE = """import sys, tempfile
+from dvc.fs import LocalFileSystem
+from dvc.repo import Repo
+with tempfile.NamedTemporaryFile() as file:
+    file.write(sys.argv[2].encode())
+    file.flush()
+    Repo().cloud.get_remote().odb.add(file.name, LocalFileSystem(), sys.argv[1], check_exists=False)"""
+"""A program that writes a text by its digest to the DVC remote, as `dvc push` writes a file."""
 
 
 def share_cache(checkout: Path) -> None:
@@ -33,12 +40,20 @@ def pull(addresses: Collection[str]) -> None:
 
 def check_may_push(to: str) -> None:
     """Raise Away for credentials that may only read. For before a training, which may take days."""
-    git("push", "--quiet", "--dry-run", "--force", "origin", f"HEAD:refs/heads/{to}")
+    try:
+        git("push", "--quiet", "--dry-run", "--force", "origin", f"HEAD:refs/heads/{to}")
+    except Away as error:
+        raise Away(f"{error}; nothing was begun") from error
 
 
 def check_may_write() -> None:
-    """Raise Away unless files can be written to the DVC remote. For before a training, which may take days."""
-    done = subprocess.run([sys.executable, "-c", WRITE], capture_output=True, text=True, check=False)
+    """Raise Away unless files can be written to the DVC remote. For before a training, which may take days.
+
+    The file stays, and is a new one each time: some credentials may create files and replace none.
+    """
+    text = str(uuid4())
+    words = [sys.executable, "-c", WRITE, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(), text]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = re.findall(r"^[\w.]+: (.+)", done.stderr, re.MULTILINE)[-1:] or [f"exit code {done.returncode}"]
         raise Away(f"nothing can be written to the DVC remote, so nothing was begun: {mask(reason[0])}")

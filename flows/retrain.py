@@ -83,10 +83,12 @@ def scheduled(task: str) -> State[None]:
         remote.share_cache(checkout)
         records.link(params := load_params(), checkout)
         remote.pull(addresses(params, task))
-        remote.check_may_push(to)
-        remote.check_may_write()
         with chdir(checkout):  # the counts are there
             note_drift(load_params(), task)
+
+        def check() -> None:
+            remote.check_may_push(to)
+            remote.check_may_write()
 
         def hand_over() -> None:
             if clone.git("status", "--porcelain"):
@@ -95,7 +97,7 @@ def scheduled(task: str) -> State[None]:
                 get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
 
         try:
-            return renew(params, task, None, hand_over)
+            return renew(params, task, None, check, hand_over)
         finally:
             hand_over()
 
@@ -109,10 +111,17 @@ def head() -> str:
     return clone.git("rev-parse", "HEAD", "HEAD:./params.yaml").split()[0]
 
 
-def renew(params: Params, task: str, approver: str | None, hand_over: Callable[[], None] = lambda: None) -> State[None]:
+def renew(
+    params: Params,
+    task: str,
+    approver: str | None,
+    check: Callable[[], None] = lambda: None,
+    hand_over: Callable[[], None] = lambda: None,
+) -> State[None]:
     """Build what is stale, and release or draft; the state says how that ended.
 
-    Hands over before a person is asked, and after a promotion: either is followed by hours in which a machine may die.
+    `check` is called before any work, and raises if its results could not be handed over; `hand_over` as in
+    `flows.release.carry_out`.
     """
     left = unfinished(params, versions := of_task(params, task))
     if not left and drafts.find(versions[-1]) is None:
@@ -122,12 +131,14 @@ def renew(params: Params, task: str, approver: str | None, hand_over: Callable[[
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}")
         if reason := no_look_left(params, task):
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {reason}")
+        check()
         try:
             pages.show_draft(draft_next(params, task))
         except drafts.NothingToDraft as nothing:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {nothing}")
         versions = of_task(params := load_params(), task)
     else:
+        check()
         get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
     draft = drafts.find(newest := versions[-1])
     if draft is not None and not paths.adapter(newest).exists() and (why := change_plan.outside(params, newest)):
@@ -139,7 +150,6 @@ def renew(params: Params, task: str, approver: str | None, hand_over: Callable[[
             if draft is None or version != newest or not is_hopeless(failed, version):
                 raise
             return drop_draft(draft, f"it cannot be trained: {failed}")
-    hand_over()
     if draft is not None:
         return conclude(params, draft, approver, hand_over)
     if (standing := outcome(params, newest)) and not is_champion(params, newest):

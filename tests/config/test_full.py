@@ -51,7 +51,7 @@ def test_the_block_of_a_checkpoint_is_for_the_full_scale_alone() -> None:
 
 
 def test_an_imitation_does_not_spend_its_time_on_checkpoints() -> None:
-    """A step of it takes less time than a checkpoint of a gigabyte."""
+    """A step of it takes less time than a checkpoint of hundreds of megabytes."""
     at_full = load_params(ROOT / "params.yaml").model_copy(update={"scale": "full"})
     imitations = [name for name, recipe in at_full.profiles.items() if recipe.method in ("sft", "rejection")]
     assert {at_full.trainer(name).checkpoint_every for name in imitations} == {100}

@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import chdir, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -672,8 +674,46 @@ def test_a_remote_that_is_away_is_said_and_what_was_made_is_kept(
     (tmp_path / "store").unlink()
     for _ in range(2):  # nor does what it wrote hinder it
         remote.check_may_write()
-    (written,) = filter(Path.is_file, (tmp_path / "store").rglob("*"))
-    assert written.parent.name + written.name == hashlib.md5(written.read_bytes()).hexdigest()
+    first, second = filter(Path.is_file, (tmp_path / "store").rglob("*"))
+    for written in (first, second):
+        assert written.parent.name + written.name == hashlib.md5(written.read_bytes()).hexdigest()
+
+
+class Taking(BaseHTTPRequestHandler):
+    """A server that takes every file that is posted to it."""
+
+    taken: ClassVar[list[bytes]] = []
+
+    def do_HEAD(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        body = self.rfile
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(body.readline(), 16):
+                self.taken.append(body.read(size))
+                body.readline()
+            body.readline()
+        else:
+            self.taken.append(body.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_remote_that_takes_files_by_http_may_be_written(checkout: Path) -> None:
+    """Of a file alone: DVC's HTTP remotes cannot be written in any other way."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Taking) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        dvc, url = [sys.executable, "-m", "dvc"], f"http://127.0.0.1:{server.server_port}/store"
+        subprocess.run([*dvc, "init", "-q"], check=True)
+        subprocess.run([*dvc, "remote", "add", "-q", "--default", "store", url], check=True)
+        remote.check_may_write()
+        server.shutdown()
+    assert len(Taking.taken) == 1
 
 
 @pytest.mark.parametrize(("why", "is_away"), [("internal error", True), ("The specified key does not exist.", False)])

@@ -226,6 +226,8 @@ def test_the_word_in_place_of_a_pain_score_is_in_the_note(tmp_path):
     assert case["key"]["pain"] is None
     assert case["facts"]["narrative"].endswith("T 37.0. Pain: intubated.")
     assert triggers.done_intervention(case["facts"]["narrative"])
+    (case,), _ = everything(mimic_files(tmp_path, [TRIAGE | {"pain": "Critical"}]))
+    assert case["facts"]["narrative"].endswith("T 37.0."), "this is about the level rather than about pain"
 
 
 @pytest.mark.parametrize(

@@ -41,17 +41,19 @@ def stage(params: Params, names: Sequence[str]) -> None:
             raise ParamsError(f"{name!r} has no report to write pages from; {did_you_mean(name, allowed)}")
     chosen = [report for report in found if not names or {report.name, report.task} & set(names)]
     count, changed = 0, list[Path]()
-    with progress("Reports", len(chosen)) as advance:
-        for report in chosen:
-            before = _pages(report.path)
-            for missing in report.write() or ():
-                echo(f"{missing} is not here, so its figure stays as it is; run `dvc pull`")
-            after = _pages(report.path)
-            count += len(after)
-            changed += [path for path, content in after.items() if content != before.get(path)]
-            advance()
-    for path in changed:
-        print(path)
+    try:
+        with progress("Reports", len(chosen)) as advance:
+            for report in chosen:
+                before = _pages(report.path)
+                for missing in report.write() or ():
+                    echo(f"{missing} is not here, so its figure stays as it is; run `dvc pull`")
+                after = _pages(report.path)
+                count += len(after)
+                changed += [path for path, content in after.items() if content != before.get(path)]
+                advance()
+    finally:  # not in between: rich would print them on stderr
+        for path in changed:
+            print(path)
     echo(f"wrote {count} pages and figures; the changed ones are listed")
 
 

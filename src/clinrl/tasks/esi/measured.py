@@ -33,13 +33,15 @@ FAHRENHEIT: Final = (77.0, 111.2)
 BLANK: Final = frozenset({"", "na", "n/a", "nan", "none", "null", "<na>"})
 """The cells of values that were not measured, in lower case."""
 
-NOT_ASSESSED: Final = frozenset(
-    {
-        "asleep", "crit", "critical", "intubated", "non-verbal", "nonverbal", "not assessed", "refused", "refuses",
-        "sedated", "sleeping", "u/a", "ua", "unable", "unable to answer", "unable to assess", "unable to obtain",
-        "unresponsive", "uta", "uto",
-    }
-)  # fmt: skip
+WHY_NOT_ASSESSED: Final = frozenset(
+    {"asleep", "intubated", "non-verbal", "nonverbal", "refused", "refuses", "sedated", "sleeping", "unresponsive"}
+)
+"""The words that say why no pain score could be obtained, in lower case. "critical" is rather the nurse's level."""
+
+NOT_ASSESSED: Final = WHY_NOT_ASSESSED | {
+    "crit", "critical", "not assessed", "u/a", "ua", "unable", "unable to answer", "unable to assess",
+    "unable to obtain", "uta", "uto",
+}  # fmt: skip
 """The words that nurses write where no pain score could be obtained, in lower case."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", re.ASCII)

@@ -173,7 +173,7 @@ def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[s
 def _why_no_score(pain: str) -> str:
     """The nurse's word in place of a score, which may be the gravest of the record, as of a patient with a tube."""
     word = measured.phrase(pain)
-    return f" Pain: {word}." if word in measured.NOT_ASSESSED else ""
+    return f" Pain: {word}." if word in measured.WHY_NOT_ASSESSED else ""
 
 
 def _age(stay: Stay, birth_years: Mapping[str, int | None]) -> int:
