@@ -67,12 +67,13 @@ def prefect_errors() -> Iterator[None]:
     try:
         yield
     except PrefectHTTPStatusError as error:
-        if error.response.status_code in (401, 403):
+        code, is_api = error.response.status_code, error.request.url.path.rpartition("/api/")[1]
+        if code in (404, 405) or (code == 403 and not is_api):  # what Prefect does not know raises ObjectNotFound
+            raise Refused(f"{server} is no API of Prefect; the address of one ends in /api") from error
+        if code in (401, 403):
             raise Refused(
                 f"{server} refused the credentials; set PREFECT_API_AUTH_STRING, as in .clinrl/servers/credentials.env"
             ) from error
-        if error.response.status_code in (404, 405):  # what Prefect does not know raises ObjectNotFound
-            raise Refused(f"{server} is no API of Prefect; the address of one ends in /api") from error
         if not is_away(error):
             raise
         raise Refused(f"{server} fails ({error.response.status_code}); see to its database, and try again") from error
