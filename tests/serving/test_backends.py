@@ -1,7 +1,9 @@
 """Backends: what `test_server` cannot bring about by asking."""
 
 import asyncio
+import time
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -34,6 +36,20 @@ class Sampler:
 
     def sample(self, *_: Any, **__: Any) -> Any:
         raise Dropped
+
+
+def test_the_end_waits_for_what_is_computed_and_not_for_ever() -> None:
+    local, ended = Local("embedded", 1), Event()
+
+    def compute() -> None:
+        time.sleep(0.5)
+        ended.set()
+
+    local.submit(compute)
+    local.rest(0.01)
+    assert not ended.is_set()
+    local.rest(60)
+    assert ended.is_set()
 
 
 def test_a_client_that_goes_between_two_looks_gets_an_answer_all_the_same() -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Condition, Lock, Thread
+from threading import Condition, Event, Lock, Thread
 from typing import Any, TypeVar
 
 from clinrl import paths
@@ -117,6 +117,12 @@ class Local:
         with self._changed:
             self._todo.append(what)
             self._changed.notify()
+
+    def rest(self, within_s: float) -> None:
+        """Wait until nothing is computed. A thread that is inside torch when Python ends would abort the process."""
+        done = Event()
+        self.submit(done.set)
+        done.wait(within_s)
 
     def is_failing(self, digest: str) -> bool:
         """Whether the last FAILURES batches of a version failed, and no version has answered since."""

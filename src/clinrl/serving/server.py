@@ -45,7 +45,7 @@ BODY_BYTES: Final = 128 * 1024
 SPARE_CONNECTIONS: Final = 256
 """Connections beyond those whose requests are answered or wait; one more gets 503."""
 ENDING_S: Final = 5.0
-"""Seconds that the end waits for the thread that checks the registry, which may be copying a model."""
+"""Seconds that the end waits for each thread: that of the registry may be copying a model, that of models asking one."""
 CHAT: Final = "/v1/chat/completions"
 
 
@@ -352,6 +352,8 @@ def stage(
             stopping.set()
             watch.end()
             _end(live, registry)
+            if isinstance(backend, Local):
+                backend.rest(ENDING_S)
 
 
 def _follow(live: Live, stopping: threading.Event) -> None:
