@@ -45,7 +45,7 @@ BODY_BYTES: Final = 128 * 1024
 SPARE_CONNECTIONS: Final = 256
 """Connections beyond those whose requests are answered or wait; one more gets 503."""
 ENDING_S: Final = 5.0
-"""Seconds that the end waits for each thread: that of the registry may be copying a model, that of models asking one."""
+"""Seconds that the end waits for each thread: that of the registry may be copying, that of models computing."""
 CHAT: Final = "/v1/chat/completions"
 
 
