@@ -217,7 +217,7 @@ def test_a_history_without_what_was_served_is_not_followed_and_that_is_said(tmp_
     git("commit", "-q", "--allow-empty", "-m", "begun")
     subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{tmp_path}/origin", tmp_path / "served"], check=True)
     for change, is_followed in (([], True), (["--amend"], False)):
-        git("commit", "-q", "--allow-empty", "-m", "promoted", *change)
+        git("commit", "-q", "--allow-empty", "-m", f"promoted {change}", *change)
         served: dict[str, Any] = {"cwd": tmp_path / "served", "capture_output": True, "text": True, "check": False}
         done = subprocess.run(["bash", "-c", once], **served)
         head = subprocess.run(["git", "rev-parse", "HEAD"], **served).stdout
