@@ -1,7 +1,6 @@
 """Backends: what `test_server` cannot bring about by asking."""
 
 import asyncio
-import time
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -39,15 +38,16 @@ class Sampler:
 
 
 def test_the_end_waits_for_what_is_computed_and_not_for_ever() -> None:
-    local, ended = Local("embedded", 1), Event()
+    local, may_end, ended = Local("embedded", 1), Event(), Event()
 
     def compute() -> None:
-        time.sleep(0.5)
+        may_end.wait()
         ended.set()
 
     local.submit(compute)
     local.rest(0.01)
     assert not ended.is_set()
+    may_end.set()
     local.rest(60)
     assert ended.is_set()
 
