@@ -11,6 +11,7 @@ from clinrl.artifacts import read_manifest, seal, write_json
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, hub, pretrain
 from clinrl.models.chat import render
+from clinrl.runtime import gpus
 from clinrl.tasks.base import get_task
 from clinrl.types import Message
 
@@ -76,6 +77,18 @@ def test_a_local_checkpoint_serves_as_a_hub_base(project, quantize):
     assert bool(getattr(model, "is_loaded_in_4bit", False)) == (quantize == "nf4")
     write_json(checkpoint / "config.json", {})
     with pytest.raises(ArtefactError, match="is not the checkpoint"):
+        bases.load(params, "esi", for_training=False)
+
+
+def test_a_gpu_that_torch_cannot_use_is_not_left_idle_in_silence(project, monkeypatch):
+    """As with torch's build for the CPU, which `make demo` has installed, or with an old driver."""
+    monkeypatch.setattr(gpus, "visible", lambda: [gpus.Gpu(3, "A", 1 << 40, 1 << 40)])
+    bases.load(dolls.params(), "esi", for_training=False)  # an embedded one is computed by the CPU
+    checkpoint = project / "checkpoint"
+    shutil.copytree(paths.base("esi"), checkpoint)
+    params = full(str(checkpoint), "none")
+    bases.stage(params, "esi")
+    with pytest.raises(Refused, match="torch cannot use GPU 3, which nvidia-smi lists, so the model would be"):
         bases.load(params, "esi", for_training=False)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
-from clinrl.errors import Refused
 from clinrl.models import needs, step_time
 from clinrl.models.estimate import measure
 from clinrl.models.shapes import SHAPES
@@ -126,18 +125,6 @@ def test_it_is_said_before_a_training_and_only_at_full_scale(
     monkeypatch.setattr(step_time, "measured", lambda _: None)
     step_time.announce(params, "esi-v49", Machine())
     assert "cannot be reckoned here; the training starts all the same" in capsys.readouterr().err
-
-
-def test_a_gpu_that_torch_cannot_use_is_not_left_idle_in_silence(
-    params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with torch's build for the CPU, which `make demo` has installed, or with an old driver."""
-    monkeypatch.setattr(needs, "visible", lambda: [Gpu(3, "A", 1 << 40, 1 << 40)])
-    monkeypatch.setattr(step_time, "measured", lambda _: replace(RATES, device=step_time.CPU))
-    with pytest.raises(Refused, match="torch cannot use GPU 3, which nvidia-smi lists, so esi-v49 would be trained on"):
-        step_time.announce(params, "esi-v49", Machine())
-    monkeypatch.setattr(needs, "visible", list)
-    step_time.announce(params, "esi-v49", Machine())
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.1234, "0.123 s"), (99, "99 s"), (600, "10 min"), (360000, "100.0 h")])

@@ -16,7 +16,7 @@ from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import hub, memory, opening
 from clinrl.models.chat import end_tokens, render, think_block, without_clock, without_prefill
-from clinrl.runtime import determinism
+from clinrl.runtime import determinism, gpus
 from clinrl.tasks.base import Task, get_task
 from clinrl.types import Manifest, Message
 
@@ -239,7 +239,10 @@ def locate(named: dict[str, Any], by: Path) -> Path:
 
 
 def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False) -> tuple[Any, Any]:
-    """Open the checkpoint `named`, or the model in `folder` if nothing is named, and its tokenizer."""
+    """Open the checkpoint `named`, or the model in `folder` if nothing is named, and its tokenizer.
+
+    Raises Refused if it is one of full scale and torch cannot use the GPU that nvidia-smi lists.
+    """
     import torch
     from transformers import (
         AutoModelForCausalLM,
@@ -259,6 +262,13 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     weights: dict[str, Any] = {"dtype": torch.float32}
     if not is_embedded:
         gpu = torch.cuda.is_available()
+        if not gpu and (there := gpus.visible()):
+            raise Refused(
+                f"torch cannot use GPU {there[0].number}, which nvidia-smi lists, so the model would be computed by "
+                "the CPU. If `clinrl doctor` says `CUDA none`, remove .venv and install it by `make CPU= "
+                ".venv/.installed`; otherwise the driver is too old. CUDA_VISIBLE_DEVICES= hides the GPU, if "
+                "machine.yaml names none"
+            )
         weights = {"dtype": torch.bfloat16 if gpu else torch.float32, "device_map": {"": 0 if gpu else "cpu"}}
     # AutoTokenizer goes by the architecture's name: it would split text as Qwen2 does, not as an embedded one does.
     reader = PreTrainedTokenizerFast if is_embedded else AutoTokenizer

@@ -131,20 +131,11 @@ def slowest(params: Params, names: Sequence[str], machine: Machine, rates: Rates
 
 
 def announce(params: Params, version: str, machine: Machine) -> None:
-    """Print on stderr how long a training at full scale will take, before it starts; nothing at the embedded scale.
-
-    Raises Refused if nvidia-smi lists a GPU that torch cannot use: the training would silently use the CPU.
-    """
+    """Print on stderr how long a training at full scale will take, before it starts; nothing at the embedded scale."""
     if params.scale == "embedded":
         return
     gpu = needs.free_memory(machine).gpu
     rates = measured(gpu)
-    if gpu is not None and rates is not None and rates.device == CPU:
-        raise Refused(
-            f"torch cannot use GPU {gpu.number}, which nvidia-smi lists, so {version} would be trained on the CPU. If "
-            "`clinrl doctor` says `CUDA none`, remove .venv and install it by `make CPU= .venv/.installed`; otherwise "
-            "the driver is too old. CUDA_VISIBLE_DEVICES= hides the GPU, if machine.yaml names none"
-        )
     text = "what a step takes cannot be reckoned here; the training starts all the same"
     with suppress(Refused):
         if rates is not None:

@@ -55,8 +55,8 @@ def stage(params: Params, version: str) -> None:
 
     Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, ParamsError
     if machine.yaml is wrong, Busy if the version is being trained already, OutOfMemory if it cannot fit at full scale,
-    Refused if torch cannot use the GPU there, Alarmed if an alert stopped the training, and TrainingError if it ended
-    without an adapter for another reason. If the same command would continue the run, the message says from which step.
+    Alarmed if an alert stopped the training, and TrainingError if it ended without an adapter for another reason. If
+    the same command would continue the run, the message says from which step.
     """
     check_alone(os.environ)
     target = paths.adapter(version)
