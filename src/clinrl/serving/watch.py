@@ -141,7 +141,7 @@ class Watch:
 
     def _work(self) -> None:
         """Count until the end. No error with a request, or with storing, ends this thread."""
-        flushed, is_ended = time.monotonic(), False
+        flushed, is_ended, failing = time.monotonic(), False, ""
         while not is_ended:
             try:
                 with suppress(queue.Empty):
@@ -152,8 +152,10 @@ class Watch:
                 if is_ended or time.monotonic() - flushed >= FLUSH_S:
                     flushed = time.monotonic()
                     self._flush()
+                    failing = ""
             except Exception as fault:  # noqa: BLE001  its message may quote the request
-                echo(f"a count failed: {type(fault).__name__}")
+                if failing != (failing := type(fault).__name__):  # not every few seconds, while the disk is full
+                    echo(f"a count failed: {failing}")
 
     def _add(self, served: Served, where: Iterable[tuple[str, str]], text: str | None = None) -> None:
         """Count, and the text too, by the buckets of the version's exam; without an exam, nothing is counted."""
