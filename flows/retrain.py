@@ -24,6 +24,7 @@ from clinrl.errors import ParamsError, Refused
 from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
 from clinrl.provenance.lock import LOCK
+from clinrl.release import decisions
 from clinrl.release.change_control import no_look_left
 from clinrl.release.standing import is_champion, is_registered, outcome
 from flows import branches, clone, pages, records, remote, runs, steps, turns
@@ -121,8 +122,13 @@ def renew(
     """Build what is stale, and release or draft; the state says how that ended.
 
     `check` is called before any work, and raises if its results could not be handed over; `hand_over` as in
-    `flows.release.carry_out`.
+    `flows.release.carry_out`. Raises GateError before any work if nothing could be released.
     """
+
+    def begin() -> None:
+        check()
+        decisions.check_champion(params, params.model(versions[-1]).registered)
+
     left = unfinished(params, versions := of_task(params, task))
     if not left and drafts.find(versions[-1]) is None:
         message = f"every version of {task} is up to date and registered, and {outcome(params, versions[-1])}"
@@ -131,14 +137,14 @@ def renew(
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}")
         if reason := no_look_left(params, task):
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {reason}")
-        check()
+        begin()
         try:
             pages.show_draft(draft_next(params, task))
         except drafts.NothingToDraft as nothing:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {nothing}")
         versions = of_task(params := load_params(), task)
     else:
-        check()
+        begin()
         get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
     draft = drafts.find(newest := versions[-1])
     if draft is not None and not paths.adapter(newest).exists() and (why := change_plan.outside(params, newest)):

@@ -195,8 +195,8 @@ def test_a_run_that_another_overtook_does_nothing(project: Path, monkeypatch: py
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["git", "dvc"])
-def test_where_nothing_may_be_written_nothing_is_begun(
+@pytest.mark.parametrize("kind", ["git", "dvc", "champion"])
+def test_where_nothing_may_be_written_or_released_nothing_is_begun(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     from flows import retrain
@@ -207,12 +207,18 @@ def test_where_nothing_may_be_written_nothing_is_begun(
     if kind == "git":
         git("remote", "add", "origin", str(project))
         git("remote", "set-url", "--push", "origin", str(tmp_path / "none"))
+    elif kind == "champion":  # as after a rollback whose line in the audit log was not pushed
+        versions.point("esi", "champion", versions.find("esi", "v1"))
     else:
         (tmp_path / "store").write_text("in the way")
         Path(".dvc/config.local").write_text(f"[core]\n    remote = s\n['remote \"s\"']\n    url = {tmp_path}/store\n")
     state = scheduled()
     assert state.is_failed()
-    assert {"git": "git push failed", "dvc": "nothing can be written to the DVC remote"}[kind] in state.message
+    reasons = {
+        "git": "git push failed", "dvc": "nothing can be written to the DVC remote",
+        "champion": "v1 is the champion of esi in the registry, but not by data/reports/decisions.jsonl",
+    }  # fmt: skip
+    assert reasons[kind] in state.message
     assert not build.called
 
 

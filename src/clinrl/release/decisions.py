@@ -143,6 +143,12 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     )
 
 
+def check_champion(params: Params, model: str) -> None:
+    """Refuse a champion that the audit log does not have, as after a rollback that was not pushed. Raises GateError."""
+    if held := versions.holder(model, CHAMPION):
+        _champion(params, model, held.digest)
+
+
 def _champion(params: Params, model: str, candidate: str) -> Entry | None:
     """The registry's champion, None without one; it must also be the audit log's, since an alias is easy to move.
 
@@ -162,9 +168,9 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
             "give `clinrl register` and `clinrl promote` for it again"
         )
     raise GateError(
-        f"{held.name} is the champion of {model} in the registry, but not by {paths.AUDIT_LOG}: if a "
-        "scheduled retraining promoted it, merge its branch; else the name was moved by hand, or a rollback was cut "
-        f"short: {interrupted(held, lines)}, or move the name back in MLflow"
+        f"{held.name} is the champion of {model} in the registry, but not by {paths.AUDIT_LOG}: if a scheduled "
+        "retraining promoted it, merge its branch; if another checkout moved the name, pull its commit; else the name "
+        f"was moved by hand, or a rollback was cut short: {interrupted(held, lines)}, or move the name back in MLflow"
     )
 
 
