@@ -58,6 +58,7 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from clinrl.artifacts import MANIFEST, write_json
     from clinrl.merging import lora_delta, safetensors_io
 
     settings = AutoConfig.for_model(**config)
@@ -89,6 +90,9 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
     settings.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(written | {"dtype": "bfloat16"}), encoding="utf-8")
+    # It is loaded as a merged model of full scale is; nobody checks the digests of 18 GB here.
+    says = {"kind": "merged", "name": folder.name, "task": "esi", "task_version": 1, "spec": {"scale": "full"}}
+    write_json(folder / MANIFEST, says | {"inputs": {}, "files": {}})
 
 
 def load(folder: Path, *, nf4: bool) -> tuple[Any, Any, float]:
