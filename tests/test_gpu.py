@@ -12,6 +12,7 @@ import pytest
 from clinrl.runtime import gpus
 
 HERE = Path(__file__).resolve().parent / "gpu"
+SMALLEST = ("load.py", "3B", "nf4")
 UNITS = {"s", "s a step", "ms", "GB", "tokens/s", "nats", "cases/min", "requests/min", ""}
 
 
@@ -87,8 +88,13 @@ def commands() -> list[tuple[str, ...]]:
         sys.path.remove(str(HERE))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [  # one of those that share the loading is run with every change
+        pytest.param(one, id=" ".join(one), marks=pytest.mark.long if one == SMALLEST else pytest.mark.slow)
+        for one in commands()
+    ],
+)
 def test_each_command_runs_at_a_tiny_shape_on_the_cpu(command: tuple[str, ...], tmp_path: Path) -> None:
     environment = os.environ | {"CLINRL_GPU_MODELS": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -112,7 +118,7 @@ def test_on_a_gpu_the_smallest_command_measures(tmp_path: Path) -> None:
     if not gpus.visible():
         pytest.skip("no GPU is visible")
     done = subprocess.run(
-        [sys.executable, str(HERE / "load.py"), "3B", "nf4", "--tiny"], cwd=HERE.parents[1], capture_output=True,
+        [sys.executable, str(HERE / SMALLEST[0]), *SMALLEST[1:], "--tiny"], cwd=HERE.parents[1], capture_output=True,
         text=True, check=True, env=os.environ | {"CLINRL_GPU_MODELS": str(tmp_path)},
     )  # fmt: skip
     assert json.loads(done.stdout.splitlines()[-1])
