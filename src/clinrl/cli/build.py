@@ -138,8 +138,8 @@ EVALUATE = {
         help="compare recipes over seeds, or two models with each other",
         description="With one name: a comparison of params.yaml, recipes over seeds. It reads graded answers and "
         "reports, asks no model, and writes data/reports/comparisons/NAME.json, .md and .png. With two names: exact "
-        "paired tests between two models that took the same exam, one perhaps as a resit: every yes/no metric in every "
-        "mode; p is not adjusted for their number.",
+        "paired tests between two models that took the same exam, one perhaps as a resit: `exact` and the safety "
+        "metric in each mode; p is not adjusted for their number, nor for imaging cases of one condition.",
         examples="clinrl compare imaging-arms\nclinrl compare esi-v49 esi-v43\n"
         "clinrl compare esi-v49-full esi-v49 --json",
         runs="cli.registry_commands:compare",
