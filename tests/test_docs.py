@@ -5,6 +5,7 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -330,6 +331,42 @@ def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
     for mode in ("think", "direct"):
         exam = json.loads((ROOT / f"data/reports/esi-v49/{mode}.json").read_text(encoding="utf-8"))
         assert f"{100 * exam['metrics']['critical_under']['value']:.1f}% ({mode})" in page
+
+
+def shown_of_seeds(comparison: str, mode: str, part: str) -> Counter[tuple[str, str, str, str]]:
+    """In how many seeds the first row is shown to have more, or fewer, answers of a share than the second."""
+    report = json.loads((ROOT / f"data/reports/comparisons/{comparison}.json").read_text(encoding="utf-8"))
+    (section,) = (one for one in report["sections"] if (one["mode"], one["part"]) == (mode, part))
+    return Counter(
+        (test["first"], test["second"], test["measure"], "more" if test["b"] > test["c"] else "fewer")
+        for test in section["contrasts"]
+        if test["versions"] and test["adjusted"] < 0.05
+    )
+
+
+def test_what_the_pages_say_seed_by_seed_is_in_the_reports() -> None:
+    """Of shares that no test over all seeds is about."""
+    esi, imaging = (
+        " ".join((ROOT / f"docs/tasks/{task}.md").read_text(encoding="utf-8").split()) for task in ("esi", "imaging")
+    )
+    found = [shown_of_seeds("esi-series", mode, "all") for mode in ("think", "direct")]
+    assert [[few["v49", "v43", "exact", way] for way in ("fewer", "more")] for few in found] == [[1, 0], [0, 1]]
+    assert "v49 has fewer than v43 in one of five in mode think, and more in one in mode direct" in esi
+    direct, held_out = (shown_of_seeds("imaging-arms", *of) for of in (("direct", "all"), ("think", "held_out")))
+    arms = ("citations", "llm eval", "baseline", "custom embedding")
+    assert [direct[arm, f"{arm}, as published", "exact", "fewer"] for arm in arms] == [3, 2, 1, 1]
+    assert [direct[arm, f"{arm}, as published", "dangerous", "more"] for arm in arms] == [0, 0, 1, 1]
+    assert "in three of five seeds of citations, two of llm eval, and one each of the baseline and of custom" in imaging
+    former = ("baseline", "baseline, as published")
+    assert (held_out[*former, "exact", "fewer"], held_out[*former, "dangerous", "more"]) == (3, 1)
+    assert "the corrected baseline has fewer exact answers in three, and more `dangerous` ones in one" in imaging
+    labels = [(arm, "labels alone (SFT)") for arm in ("baseline", "citations")]
+    assert [(direct[*rows, "dangerous", "more"], direct[*rows, "exact", "fewer"]) for rows in labels] == [
+        (4, 2),
+        (3, 5),
+    ]
+    assert "the baseline has more `dangerous` answers than they in four of five, and fewer exact ones in two" in imaging
+    assert "citations have more `dangerous` ones in three, and fewer exact ones in all five" in imaging
 
 
 def test_what_readme_and_page_say_of_equal_completions_is_in_the_report() -> None:
