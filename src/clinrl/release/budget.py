@@ -15,10 +15,10 @@ the alpha recycling of sequentially rejective graphical procedures (Bretz, Maure
 of an adaptive developer (Feng, Pennello, Petrick, Sahiner, Pirracchio and Gossmann, UAI 2022).
 
 Assumptions: no test exceeds its level, which holds for the exact test where candidate and champion are exchangeable,
-and approximately for the tests of margins; nothing about an exam but these decisions reaches the makers of the next
-version, since the figures of a report tell more than pass or refuse; the exam's cases are a fair sample of those that a
-model meets, fixed before the champion answers them; and the first champion, which was compared with no other, was not
-chosen by these cases.
+and approximately for the tests of margins; nothing about an exam but these decisions reaches those who make the next
+version or pick it from several, since a report's figures tell more than pass or refuse; the exam's cases are a fair
+sample of those that a model meets, fixed before the champion answers them; and the first champion, which was compared
+with no other, was not chosen by these cases.
 """
 
 from collections.abc import Mapping, Sequence
