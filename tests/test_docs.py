@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 from urllib.parse import unquote
 
@@ -328,6 +329,11 @@ def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
     seeds = rows["all"]["v49"]["metrics"]["critical_under"]["seeds"]
     assert max(seeds) == seeds[4]
     assert f"The fifth of v49 under-triages {100 * seeds[4]:.1f}% in mode think" in page
+    every = [{row["name"]: row for row in held[mode, "all"]["rows"]} for mode in ("think", "direct")]
+    apart = [100 * stdev(found["v49"]["metrics"]["critical_under"]["seeds"]) for found in every]
+    assert "that of v49 is {:.1f} and {:.1f}, by mode".format(*apart) in page
+    least = [100 * test["detectable"] for test in report["primary"]["tests"]]
+    assert "the test shows {:.1f} and {:.1f} points with 80%".format(*least) in page
     for mode in ("think", "direct"):
         exam = json.loads((ROOT / f"data/reports/esi-v49/{mode}.json").read_text(encoding="utf-8"))
         assert f"{100 * exam['metrics']['critical_under']['value']:.1f}% ({mode})" in page
