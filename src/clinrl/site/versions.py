@@ -122,7 +122,7 @@ def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int],
                 dot = charts.Dot(found.value, found.low, found.high, found.seeds, modes.get(section.mode, 0), says)
                 rows.setdefault(row.name, []).append(dot)
     share = task.is_share(metric)
-    return charts.intervals(title, "% of cases" if share else metric, rows, share=share)
+    return charts.intervals(title, "%" if share else metric, rows, share=share)
 
 
 def names_in(task: Task, modes: Sequence[str], histories: Sequence[figures.History], rows: Sequence[str]) -> list[str]:
