@@ -72,9 +72,9 @@ def _decoding(params: Params, task: str, thinking: bool) -> dict[str, Any]:
     """As transformers names it, of the first mode that thinks, or does not; of the first of all if none is such."""
     modes = [params.mode(mode, task) for mode in params.modes]
     mode = next((one for one in modes if one.thinking is thinking), modes[0])
-    found: dict[str, Any] = {"do_sample": mode.temperature > 0, "temperature": mode.temperature}
+    found = {"do_sample": mode.temperature > 0, "temperature": mode.temperature, "repetition_penalty": 1.0}
     if mode.temperature > 0:
-        found |= {"top_p": mode.top_p, "top_k": 0}  # 0: all tokens, where transformers takes 50
+        found |= {"top_p": mode.top_p, "top_k": 0}  # a checkpoint's own value would replace any that is left out
     return found
 
 
