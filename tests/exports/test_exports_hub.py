@@ -195,6 +195,7 @@ def test_the_code_of_a_card_opens_what_was_examined(hub, monkeypatch):
     made = collect(load_params(), load_params().model("v2"))
     at_full = card_of(made, REPO, {"repo": "Qwen/Qwen3.5-9B", "commit": "c" * 40, "quantize": "nf4"})
     assert f'"Qwen/Qwen3.5-9B", revision="{"c" * 40}", quantization_config=small' in at_full
+    assert 'bnb_4bit_compute_dtype="bfloat16")' in at_full  # as in its exam; transformers would take float32
     blocks = bases.think_blocks(Path(__file__).parents[2] / "data/bases/audit")
     monkeypatch.setattr(bases, "think_blocks", lambda _: blocks)
     here = card_of(made, REPO, {"repo": REPO})

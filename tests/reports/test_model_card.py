@@ -53,6 +53,17 @@ def test_a_base_of_the_hub_is_named_by_repository_and_commit():
     assert f'from_pretrained("Qwen/Qwen3.5-9B", revision="{"c" * 40}")\n' in body
 
 
+@pytest.mark.parametrize(("quantize", "spec"), [("nf4", {}), ("none", {"qlora": True})])
+def test_an_adapter_is_opened_above_the_four_bits_that_it_was_trained_above(quantize, spec):
+    base = {"repo": "Qwen/Qwen3.5-9B", "commit": "c" * 40, "quantize": quantize}
+    made = {**MANIFEST, "spec": MANIFEST["spec"] | spec}
+    _, body = front_matter(model_card.write(made, lineage=["v1"], base=base))
+    assert f'from_pretrained("Qwen/Qwen3.5-9B", revision="{"c" * 40}", quantization_config=small)\n' in body
+    assert "AutoTokenizer, BitsAndBytesConfig\n" in body
+    assert 'bnb_4bit_compute_dtype="bfloat16"\n' in body
+    assert "small" not in model_card.write(made, lineage=["v1"])  # above an embedded base its bytes stay as they are
+
+
 def test_a_card_of_a_version_that_saw_records_says_so():
     matter, body = front_matter(model_card.write(MANIFEST, lineage=["v2"], records="training"))
     assert "Trained on imported records of patients" in body

@@ -46,9 +46,9 @@ def write(
     recipe = {key: spec[key] for key in ("method", "lora", "trainer", "stream", "modes")}
     recipe |= {"omit": spec["omit"]} if spec["method"] == "sft" else {"reward": spec["reward"]}
     recipe |= {key: spec[key] for key in ("labels_only", "placebo") if key in spec}
-    text = json.dumps(recipe, indent=2, sort_keys=True, ensure_ascii=False)
     return render(
-        "adapter_card", **manifest, lineage=list(lineage), recipe=text, how=_how(spec), records=records,
+        "adapter_card", **manifest, lineage=list(lineage), how=_how(spec), records=records,
+        recipe=json.dumps(recipe, indent=2, sort_keys=True, ensure_ascii=False), quantize=base.get("quantize", ""),
         base=base.get("repo", f"data/bases/{manifest['task']}"), commit=base.get("commit", ""),
     )  # fmt: skip
 
