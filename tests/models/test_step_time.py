@@ -117,6 +117,8 @@ def test_it_is_said_before_a_training_and_only_at_full_scale(
     assert "(generation 0 s, loss " in said
     assert " in all; what vLLM writes is not counted; rates " in said
     assert times(params, "esi-rejection", machine=served).sampling_s == 0.0
+    assert times(params, "esi-v49", machine=served).loss_s == pytest.approx(4 / 3 * times(params, "esi-v49").loss_s)
+    assert times(params, "esi-rejection", machine=served).loss_s == times(params, "esi-rejection").loss_s
     step_time.announce(params, "esi-v49", Machine())
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -94,7 +94,7 @@ def estimate_times(
     written = _writing(load, training, rates) if training.sampled and machine.sampler != "vllm" else 0.0
     is_grpo = training.method == "grpo"
     passes = 3 if params.scale == "full" else 2  # checkpointing repeats the forward pass of what it did not keep
-    passes += int(training.beta > 0)
+    passes += (training.beta > 0) + (is_grpo and machine.sampler == "vllm")  # by the reference, by the policy
     tokens = training.sequences * (load.prompt + training.written)
     arithmetic = passes * 2 * load.policy.multiplied * tokens / rates.operations_per_s / REACHED
     starts = passes * training.sequences / training.micro * load.policy.depth * KERNELS * rates.kernel_start_s
