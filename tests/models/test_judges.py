@@ -138,6 +138,7 @@ def test_a_chat_model_of_the_hub_is_asked_by_its_template_and_one_that_is_built_
     checkpoint = Path(shutil.copytree(paths.base("toy") / "judge", project / "checkpoint"))
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     template += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    template += "{% if enable_thinking is not false %}<think>\n{% endif %}"  # a thought would use up the budget
     (checkpoint / "chat_template.jinja").write_text(template)
     here, asked = paths.base("toy"), []
     before = judges.identities(get_task("toy"), get_task("toy").Reward(judged=1.0), here)

@@ -186,7 +186,7 @@ def _judge_prompt(base: Path, tokenizer: Any, text: str) -> str:
         return text
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, " ")
-    return apply_template(tokenizer, [{"role": "user", "content": text}])
+    return apply_template(tokenizer, [{"role": "user", "content": text}], enable_thinking=False)
 
 
 def _budget(base: Path) -> dict[str, Any]:
