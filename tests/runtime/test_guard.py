@@ -263,3 +263,23 @@ def test_a_connection_that_is_over_is_not_waited_for() -> None:
             assert client.post(f"http://{place}/", content=b"x").text == "1"
             eventually(lambda: made[0]._timer)
         eventually(lambda: made[0]._timer is None)
+
+
+@pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
+def test_a_client_that_reads_nothing_holds_no_connection(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "HEAD_S", 0.3)
+    lost = threading.Event()
+
+    class Kept(Impatient):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    async def long(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("x" * 20_000_000)  # more than the kernel takes
+
+    with contextmanager(served)(Fence(Starlette(routes=[Route("/", long)]), limits=LIMITS), http=Kept) as place:
+        host, port = place.split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as deaf:
+            deaf.sendall(f"GET / HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
+            assert lost.wait(20)

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from clinrl.errors import Refused
 
 HEAD_S = 20.0
-"""Seconds in which a connection must have sent the head of a request."""
+"""Seconds in which a connection must have sent the head of a request, and must have taken what was written to it."""
 LAST_S = 1.0
 """Seconds in which a client must have taken the event that ends a stream before its time."""
 EVENTS = "text/event-stream"
@@ -42,24 +42,37 @@ class Limits(NamedTuple):
 
 
 class Impatient(H11Protocol):
-    """A connection of uvicorn's that is closed if the head of a request does not come in time.
+    """A connection of uvicorn's that is closed if the head of a request does not come in time, or nobody reads.
 
-    Uvicorn itself waits without end, so silent connections could use up its `limit_concurrency`.
+    Uvicorn itself waits without end, even when it is stopped, so such connections could use up its `limit_concurrency`.
     """
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Begin to wait for the first head."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that any byte that the client leaves pauses writing
         self._timer = self.loop.call_later(HEAD_S, transport.close)
+
+    def pause_writing(self) -> None:
+        """Begin to wait until the client has read; a transport that is only closed would wait for that too."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop waiting."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting, which would keep the connection and its last request in memory."""
         super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in filter(None, (self._timer, self._unread)):
+            timer.cancel()
+        self._timer = self._unread = None
 
     def handle_events(self) -> None:
         """Handle what has come, and wait for the next head if nothing of a request is there."""
