@@ -189,6 +189,18 @@ def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project
     assert re.match(r"nothing is served yet: .*; `clinrl versions esi` lists what there is$", live.why_nothing_served())
 
 
+def test_the_signed_model_of_another_task_is_no_candidate(project: Any, capfd: Any) -> None:
+    with connect() as client:
+        of_esi = client.get_model_version("esi", str(versions.find("esi", "v1").number))
+        client.create_registered_model("imaging")
+        made = client.create_model_version("imaging", of_esi.source, of_esi.run_id, dict(of_esi.tags))
+        client.set_registered_model_alias("imaging", "candidate", made.version)
+    live = Live(project, "imaging", Local("embedded", 1), 60.0)
+    live.renew()
+    assert not live.names
+    assert re.search("holds [0-9a-f]{12} of esi and not [0-9a-f]{12} of imaging", capfd.readouterr().err)
+
+
 @pytest.mark.long
 def test_what_was_trained_on_a_waiver_is_not_served_without_its_tag_either(project: Any, capfd: Any) -> None:
     manifest = paths.adapter("v2") / "manifest.json"
@@ -351,6 +363,15 @@ def test_the_copies_of_a_server_that_was_killed_are_removed_at_the_next_start(
     Live(project, "esi", Local("embedded", 1), 60.0)
     assert [*copies.iterdir()] == held
     running.end()
+
+
+def test_a_pipe_under_the_name_of_a_copy_holds_no_server_up(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    os.mkfifo(tmp_path / f"{live_module.COPY}pipe")
+    sweep = threading.Thread(target=live_module._sweep, daemon=True)
+    sweep.start()
+    sweep.join(20)
+    assert not sweep.is_alive()
 
 
 def test_a_candidate_that_is_refused_while_it_serves_loses_its_name(project: Any, capfd: Any) -> None:

@@ -260,10 +260,12 @@ def _check_folder(params: Params, entry: Entry, folder: Path) -> None:
         raise SignatureError(
             f"{error}; `clinrl register {entry.name}` puts the files that are here in their place"
         ) from None
-    if (found := read(folder).digest) != entry.digest:
+    held = read(folder)
+    model = held.task + (FULL_MODEL if held.form == "merged" else "")
+    if (model, held.digest) != (entry.model, entry.digest):
         raise RegistryError(
-            f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
-            f"`clinrl register {entry.name}`"
+            f"{folder} holds {held.digest[:12]} of {model} and not {entry.digest[:12]} of {entry.model}, which "
+            f"{entry.name} is in the registry; run `clinrl register {entry.name}`"
         )
 
 
