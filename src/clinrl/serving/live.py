@@ -287,7 +287,7 @@ def _sweep() -> None:
     """Remove the copies of servers that were killed: nobody holds their locks."""
     for place in Path(gettempdir()).glob(f"{COPY}*"):
         with suppress(OSError):  # of a server that runs, or somebody else's
-            lock = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+            lock = os.open(place, os.O_DIRECTORY | os.O_NOFOLLOW)  # of somebody's pipe it would wait for a writer
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(place, ignore_errors=True)
