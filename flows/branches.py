@@ -126,7 +126,7 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
             raise Refused(f"branch {of} has an entry of {address} that DVC does not write; delete it")
         if odd := written.difference(stages[address]):
             raise Refused(f"branch {of} says that {address} writes {min(odd)}, which it does not by dvc.yaml")
-    held = {*git("ls-tree", "-r", "--full-tree", "--name-only", "FETCH_HEAD").splitlines()}
+    held = {*git("ls-tree", "-r", "--full-tree", "--name-only", "FETCH_HEAD").split("\n")}
     for act, is_held in ((("checkout", "FETCH_HEAD"), True), (("rm", "--quiet", "--ignore-unmatch"), False)):
         if some := [f":(top,literal){path}" for path in reports if (path in held) == is_held]:
             git(*act, "--", *some)
@@ -175,7 +175,7 @@ def _changes(of: str, old: str, new: str) -> list[str]:
 
     Raises Refused if one of them is a program, or a link, through which later writes would land elsewhere.
     """
-    lines = [line.split("\t") for line in git("diff", "--raw", "--no-renames", old, new).splitlines()]
+    lines = [line.split("\t") for line in git("diff", "--raw", "--no-renames", old, new).split("\n") if line]
     if odd := [path for about, path in lines if about.split()[1] not in (PLAIN, GONE)]:
         raise Refused(f"branch {of} brings {odd[0]} as a link or a program; see who pushed it, and delete it")
     return [path for _, path in lines]

@@ -574,6 +574,7 @@ def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path, monkeyp
         lambda: write_text(Path("data/reports/x.dvc"), "outs: []"),
         lambda: write_text(Path("data/reports/.dvcignore"), "*"),
         lambda: write_text(Path("data/reports/.gitattributes"), "* filter=evil"),
+        lambda: write_text(Path("data/reports/\u2028/dvc.yaml"), "stages: {}"),  # no line ends there for git
     ],
 )
 def test_a_branch_that_brings_what_dvc_or_git_obeys_is_refused(checkout: Path, bring: Callable[[], object]) -> None:
