@@ -303,12 +303,15 @@ def load(uri: str, *, digest: str = "") -> Any:
     from tempfile import mkdtemp
 
     from mlflow import artifacts, get_registry_uri, pyfunc
+    from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository as Models
 
     place = mkdtemp(prefix="clinrl-")
     try:
         if get_registry_uri().startswith("sqlite:"):  # MLflow names the folder itself, and would copy it slowly
-            copy = Path(place) / "model"
-            shutil.copytree(shallow(Path(artifacts.download_artifacts(artifact_uri=uri))), copy, symlinks=True)
+            copy, at = Path(place) / "model", uri
+            while Models.is_models_uri(at):  # by such a name MLflow writes a note into the store, even through a link
+                at = Models.get_underlying_uri(at)
+            shutil.copytree(shallow(Path(artifacts.download_artifacts(artifact_uri=at))), copy, symlinks=True)
         else:
             copy = Path(artifacts.download_artifacts(artifact_uri=uri, dst_path=place))
         try:

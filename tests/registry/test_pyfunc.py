@@ -478,6 +478,24 @@ def test_who_has_the_loader_alone_loads_a_checked_copy_that_goes_with_the_proces
     assert clinrl_loader.hashes(bundle_of(root, "esi"), but=[clinrl_loader.NOTED]) == before
 
 
+def test_nothing_is_written_through_a_link_in_a_store_before_it_is_refused(tmp_path, monkeypatch):
+    store, kept = tmp_path / "store", tmp_path / "kept"
+    store.mkdir()
+    (store / "MLmodel").write_text("flavors: {}")
+    kept.write_text("mine")
+    (store / clinrl_loader.NOTED).symlink_to(kept)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    client.create_registered_model("esi")
+    client.create_model_version("esi", source=store.as_uri())
+    with pytest.warns(match="does not say whose it is"), pytest.raises(clinrl_loader.Untrusted):
+        clinrl_loader.load("models:/esi/1")
+    assert kept.read_text() == "mine"
+
+
 def test_who_trusts_no_key_is_warned_once_by_load(copy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="does not say whose it is") as warned:
