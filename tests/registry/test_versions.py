@@ -631,6 +631,20 @@ def test_the_files_of_a_server_are_removed_under_the_id_of_a_model_alone(tmp_pat
     assert kept.exists()
 
 
+@pytest.mark.parametrize("scheme", ["mlflow-artifacts://", "http://", "https://ada:secret@"])
+def test_no_other_host_is_sent_the_password_of_a_server(scheme):
+    client = SimpleNamespace(tracking_uri="http://ada:secret@mlflow.example:5000")
+    model = SimpleNamespace(artifact_location=f"{scheme}evil.example/1/models/m-1/artifacts")
+    run = SimpleNamespace(info=SimpleNamespace(artifact_uri=model.artifact_location))
+    made = SimpleNamespace(model=SimpleNamespace(name="v1", data=None, exam=None, folder=Path()))
+    for ask in (lambda: model_folder.own_folder(client, model), lambda: log_run._log_files(client, run, made)):
+        with pytest.raises(RegistryError, match="where its password would be sent") as refused:
+            ask()
+        assert "secret" not in str(refused.value)
+    for own in ("mlflow-artifacts:/1/a", "mlflow-artifacts://mlflow.example:5000/1/a", "s3://clinrl/1/a"):
+        assert model_folder.own_folder(client, SimpleNamespace(artifact_location=own)) is None
+
+
 def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_path_factory):
     register(project, "v1")
     elsewhere = tmp_path_factory.mktemp("elsewhere")

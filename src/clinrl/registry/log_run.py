@@ -278,7 +278,9 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         # The pages of an import hold no values, but they are about rows of somebody's records and stay here.
         **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets if not is_import(paths.cases(data))},
     }
-    if mlflow_store.file_of(client.tracking_uri) is not None:
+    if mlflow_store.file_of(client.tracking_uri) is None:
+        mlflow_store.check_host(client.tracking_uri, run.info.artifact_uri)
+    else:
         folder = mlflow_store.beside(client.tracking_uri, run.info.artifact_uri)
         if link := next(filter(Path.is_symlink, folder.rglob("*")), None):
             raise RegistryError(f"{link} is a link, and files of the run would be written where it leads; remove it")

@@ -18,7 +18,7 @@ from clinrl.registry import novelty, pyfunc
 from clinrl.signing.folder import check, sign
 from clinrl.signing.keys import Key
 from clinrl.tasks.importing import is_imported
-from clinrl.tracking.mlflow_store import beside, file_of, patience, place
+from clinrl.tracking.mlflow_store import beside, check_host, file_of, patience, place
 from clinrl.types import Manifest
 from clinrl_loader import NOTED, SIGNER
 
@@ -38,6 +38,7 @@ PROVENANCE = "provenance"
 def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
     """The folder of a model in the project's own store; None on a server. Raises RegistryError if it is elsewhere."""
     if file_of(client.tracking_uri) is None:
+        check_host(client.tracking_uri, model.artifact_location)
         return None
     return beside(client.tracking_uri, model.artifact_location)
 

@@ -123,6 +123,19 @@ def beside(uri: str, address: str) -> Path:
     return folder
 
 
+def check_host(uri: str, address: str) -> None:
+    """Refuse the address of an artefact at another host than its server's: MLflow's client would send it the password.
+
+    Anybody who can write to the server can put any address there. Raises RegistryError.
+    """
+    there, own = urlsplit(address), urlsplit(uri).netloc.rpartition("@")[2]
+    if there.scheme in ("http", "https", "mlflow-artifacts") and there.netloc not in ("", own):
+        raise RegistryError(
+            f"{place(uri)} says that artefacts lie at {mask(address)}, where its password would be sent; restore the "
+            "address, or delete what has it"
+        )
+
+
 def application(file: Path) -> Any:
     """MLflow's server for a prepared SQLite store and its artefacts, as an ASGI application without any password."""
     from mlflow.server import constants
