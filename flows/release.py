@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from textwrap import shorten
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -146,8 +147,9 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
         if given is None:
             break
         if not given.approve:
-            note = " ".join(given.note.split())
-            return None, f"{given.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
+            who, note = (shorten(text, most) for text, most in ((given.approver, 80), (given.note, 500)))
+            # A no needs no token, so the signed audit log must not say that this person gave it.
+            return None, f"somebody{f' in the name of {who}' if who else ''} said no{f': {note}' if note else ''}"
         try:
             person = approvals.check_approver(given.approver)
             return approvals.check_token(params, decision.digest, given.token, person), ""

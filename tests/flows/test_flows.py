@@ -489,7 +489,7 @@ def artifacts() -> dict[str, Any]:
     [
         (
             {"approve": False, "approver": "Ada Lovelace", "note": "not this week"},
-            "Ada Lovelace said no: not this week",
+            "somebody in the name of Ada Lovelace said no: not this week",
         ),
         ({}, "somebody said no"),
     ],

@@ -84,4 +84,4 @@ def test_an_approver_is_asked_below_the_decision_and_told_why_again():
     assert asked.startswith(page_of(decision))
     assert f"the token that your key makes: `clinrl approve {decision.digest} --as NAME`." in asked
     again = pages.approval_page(decision, "the last answer was yes, but it has no token")
-    assert again == f"**Asked again: the last answer was yes, but it has no token.**\n\n{asked}"
+    assert again == f"**Asked again**, since\n\n```text\nthe last answer was yes, but it has no token\n```\n\n{asked}"
