@@ -631,7 +631,7 @@ def test_the_files_of_a_server_are_removed_under_the_id_of_a_model_alone(tmp_pat
     assert kept.exists()
 
 
-@pytest.mark.parametrize("scheme", ["mlflow-artifacts://", "http://", "https://ada:secret@"])
+@pytest.mark.parametrize("scheme", ["mlflow-artifacts://", "http://", "https://ada:secret@", "Runs:/", "models:/"])
 def test_no_other_host_is_sent_the_password_of_a_server(scheme):
     client = SimpleNamespace(tracking_uri="http://ada:secret@mlflow.example:5000")
     model = SimpleNamespace(artifact_location=f"{scheme}evil.example/1/models/m-1/artifacts")
