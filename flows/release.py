@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from textwrap import shorten
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -147,7 +146,7 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
         if given is None:
             break
         if not given.approve:
-            who, note = (shorten(text, most) for text, most in ((given.approver, 80), (given.note, 500)))
+            who, note = (" ".join(text.split())[:most] for text, most in ((given.approver, 80), (given.note, 500)))
             # A no needs no token, so the signed audit log must not say that this person gave it.
             return None, f"somebody{f' in the name of {who}' if who else ''} said no{f': {note}' if note else ''}"
         try:

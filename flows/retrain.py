@@ -122,7 +122,7 @@ def renew(
     """Build what is stale, and release or draft; the state says how that ended.
 
     `check` is called before any work, and raises if its results could not be handed over; `hand_over` as in
-    `flows.release.carry_out`. Raises GateError before any work if nothing could be released.
+    `flows.release.carry_out`. Raises GateError before any work if the registry has another champion than the audit log.
     """
 
     def begin() -> None:

@@ -308,8 +308,11 @@ def load(uri: str, *, digest: str = "") -> Any:
     place = mkdtemp(prefix="clinrl-")
     try:
         if get_registry_uri().startswith("sqlite:"):  # MLflow names the folder itself, and would copy it slowly
-            copy, at = Path(place) / "model", uri
+            copy, at, names = Path(place) / "model", uri, set[str]()
             while Models.is_models_uri(at):  # by such a name MLflow writes a note into the store, even through a link
+                if at in names:
+                    raise Untrusted(f"{uri} is a name of itself in the registry, and leads to no model")
+                names.add(at)
                 at = Models.get_underlying_uri(at)
             shutil.copytree(shallow(Path(artifacts.download_artifacts(artifact_uri=at))), copy, symlinks=True)
         else:

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from clinrl.errors import Refused
 from clinrl.runtime import guard
-from clinrl.runtime.guard import Fence, Impatient, Limits, listen
+from clinrl.runtime.guard import Fence, Impatient, ImpatientSocket, Limits, listen
 from processes import eventually
 
 LIMITS = Limits(body_bytes=1000, request_s=60, idle_s=60)
@@ -263,6 +263,27 @@ def test_a_connection_that_is_over_is_not_waited_for() -> None:
             assert client.post(f"http://{place}/", content=b"x").text == "1"
             eventually(lambda: made[0]._timer)
         eventually(lambda: made[0]._timer is None)
+
+
+def test_a_websocket_that_reads_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "HEAD_S", 0.3)
+    lost = threading.Event()
+
+    class Kept(ImpatientSocket):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    async def long(deaf: WebSocket) -> None:
+        await deaf.accept()
+        await deaf.send_text("x" * 20_000_000)  # more than the kernel takes
+
+    within = Fence(Starlette(routes=[WebSocketRoute("/ws", long)]), limits=LIMITS)
+    with contextmanager(served)(within, http=Impatient, ws=Kept) as place, socket.socket() as deaf:
+        deaf.connect((place.split(":")[0], int(place.split(":")[1])))
+        asks = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        deaf.sendall(f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{asks}Sec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
+        assert lost.wait(20)
 
 
 @pytest.mark.parametrize("head", ["", "Connection: close\r\n"])

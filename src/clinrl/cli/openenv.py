@@ -33,7 +33,7 @@ def stage(
         raise Refused(f"OpenEnv is not installed; {INSTALL}") from None
     import uvicorn
 
-    from clinrl.runtime.guard import Impatient, address_of, listen
+    from clinrl.runtime.guard import Impatient, ImpatientSocket, address_of, listen
 
     task, reward = get_task(name), None
     if version is not None:
@@ -54,6 +54,7 @@ def stage(
         config = uvicorn.Config(
             app,
             http=Impatient,
+            ws=ImpatientSocket,
             log_level="warning",
             ws_max_size=MESSAGE_BYTES,
             limit_concurrency=sessions + SPARE_CONNECTIONS,

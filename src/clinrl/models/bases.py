@@ -265,9 +265,9 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
         if not gpu and (there := gpus.visible()):
             raise Refused(
                 f"torch cannot use GPU {there[0].number}, which nvidia-smi lists, so the model would be computed by "
-                "the CPU. If `clinrl doctor` says `CUDA none`, remove .venv and install it by `make CPU= "
-                ".venv/.installed`; otherwise the driver is too old. CUDA_VISIBLE_DEVICES= hides the GPU, if "
-                "machine.yaml names none"
+                "the CPU. CUDA_VISIBLE_DEVICES= hides the GPU, if machine.yaml names none. Otherwise, if `clinrl "
+                "doctor` says `CUDA none`, remove .venv and install it by `make CPU= .venv/.installed`; else the "
+                "driver is too old"
             )
         weights = {"dtype": torch.bfloat16 if gpu else torch.float32, "device_map": {"": 0 if gpu else "cpu"}}
     # AutoTokenizer goes by the architecture's name: it would split text as Qwen2 does, not as an embedded one does.

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from clinrl.errors import Refused
 
@@ -41,20 +42,18 @@ class Limits(NamedTuple):
     """Seconds that a WebSocket may be silent."""
 
 
-class Impatient(H11Protocol):
-    """A connection of uvicorn's that is closed if the head of a request does not come in time, or nobody reads.
+class Unread(asyncio.Protocol):
+    """A connection that ends if its client does not take what was written to it. Uvicorn waits for that without end,
+    even when it is stopped."""
 
-    Uvicorn itself waits without end, even when it is stopped, so such connections could use up its `limit_concurrency`.
-    """
-
-    _timer: asyncio.TimerHandle | None = None
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Begin to wait for the first head."""
+        """Have any byte that the client leaves pause writing."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # so that any byte that the client leaves pauses writing
-        self._timer = self.loop.call_later(HEAD_S, transport.close)
+        transport.set_write_buffer_limits(0)
 
     def pause_writing(self) -> None:
         """Begin to wait until the client has read; a transport that is only closed would wait for that too."""
@@ -64,15 +63,41 @@ class Impatient(H11Protocol):
     def resume_writing(self) -> None:
         """Stop waiting."""
         super().resume_writing()
+        self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting, which would keep the connection in memory."""
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
+
+
+class ImpatientSocket(Unread, WebSocketsSansIOProtocol):  # type: ignore[misc]  # uvicorn's own argument differs
+    """A WebSocket of uvicorn's that ends if its client does not read."""
+
+
+class Impatient(Unread, H11Protocol):
+    """A connection of uvicorn's that is closed if the head of a request does not come in time, or nobody reads.
+
+    Uvicorn itself waits without end, so silent connections could use up its `limit_concurrency`.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting, which would keep the connection and its last request in memory."""
         super().connection_lost(exc)
-        for timer in filter(None, (self._timer, self._unread)):
-            timer.cancel()
-        self._timer = self._unread = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def handle_events(self) -> None:
         """Handle what has come, and wait for the next head if nothing of a request is there."""

@@ -128,8 +128,8 @@ def check_host(uri: str, address: str) -> None:
 
     Anybody who can write to the server can put any address there. Raises RegistryError.
     """
-    there, own = urlsplit(address), urlsplit(uri).netloc.rpartition("@")[2]
-    is_elsewhere = there.scheme in ("http", "https", "mlflow-artifacts") and there.netloc not in ("", own)
+    there, own = urlsplit(address), urlsplit(uri).netloc.rpartition("@")[2].lower()
+    is_elsewhere = there.scheme in ("http", "https", "mlflow-artifacts") and there.netloc.lower() not in ("", own)
     if is_elsewhere or there.scheme in ("models", "runs"):  # MLflow would follow these to another address
         raise RegistryError(
             f"{place(uri)} says that artefacts lie at {mask(address)}, where its password would be sent; restore the "
