@@ -101,7 +101,7 @@ def _stem(table: Table) -> str:
 
 
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
-    birth_years, known_stays = _by_key(patients, "subject_id", _birth_year), _stays(stays)
+    birth_years, known_stays = _by_key(patients, "subject_id", _birth_year), _by_key(stays, "stay_id", _stay)
 
     def stay_and_level(row: Fields) -> list[tuple[str, int]]:
         return [(measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"]))]
@@ -189,17 +189,12 @@ def _age(stay: Stay, birth_years: Mapping[str, int | None]) -> int:
     return age
 
 
-def _stays(stays: Table) -> dict[str, Stay | None]:
-    """Stays by stay_id; None where several rows have the same."""
-
-    def stay(row: Fields) -> Stay:
-        subject, intime = measured.identifier(row["subject_id"], "subject_id"), row["intime"].strip()
-        year = int(intime[:4]) if intime[:4].isdecimal() and intime[4:5] in ("-", "/") else 0
-        gender, arrival = row["gender"].strip().lower(), " ".join(row["arrival_transport"].lower().split())
-        arrival = "" if arrival in measured.BLANK else arrival
-        return Stay(subject, year, intern(gender), intern(arrival))
-
-    return _by_key(stays, "stay_id", stay)
+def _stay(row: Fields) -> Stay:
+    subject, intime = measured.identifier(row["subject_id"], "subject_id"), row["intime"].strip()
+    year = int(intime[:4]) if intime[:4].isdecimal() and intime[4:5] in ("-", "/") else 0
+    gender, arrival = row["gender"].strip().lower(), " ".join(row["arrival_transport"].lower().split())
+    arrival = "" if arrival in measured.BLANK else arrival
+    return Stay(subject, year, intern(gender), intern(arrival))
 
 
 def _birth_year(row: Fields) -> int:

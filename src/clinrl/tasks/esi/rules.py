@@ -33,7 +33,7 @@ Finding = Literal[
 """The facts that may be true of a patient. Another word is an error: a misspelt finding must not look like health."""
 FINDING_IDS: tuple[Finding, ...] = get_args(Finding)
 SICKLE_CRISIS = "sickle pain"
-"""The complaint that is high-risk by itself."""
+"""The complaint that is high-risk by itself: a painful crisis of sickle cell disease."""
 
 
 class Presentation(Strict):
@@ -186,8 +186,9 @@ def hypotensive(p: Presentation) -> bool:
 Holds = Callable[[Presentation, Edition], bool]
 
 
-def _has(finding: Finding) -> Holds:
-    return lambda p, edition: finding in p.findings
+def _has(*findings: Finding) -> Holds:
+    wanted = frozenset(findings)
+    return lambda p, edition: not wanted.isdisjoint(p.findings)
 
 
 def respiratory_failure(p: Presentation, edition: Edition) -> bool:
@@ -207,31 +208,12 @@ def overdose_depression(p: Presentation, edition: Edition) -> bool:
     return "overdose" in p.findings and (few or "slow_breathing" in p.findings)
 
 
-def done_intervention(p: Presentation, edition: Edition) -> bool:
-    """A lifesaving intervention was done before arrival: tube in the airway or chest, or a central line (series).
-
-    The handbooks count an intubated patient at A but list neither chest tube nor central line; the series treats the
-    three alike, so they are one rule that can be told apart from the handbook's.
-    """
-    return not {"intubated", "chest_tube", "central_line"}.isdisjoint(p.findings)
-
-
-def sickle_crisis(p: Presentation, edition: Edition) -> bool:
-    """A painful crisis of sickle cell disease (v4 and v5, B)."""
-    return p.complaint == SICKLE_CRISIS
-
-
 def severe_pain(p: Presentation, edition: Edition) -> bool:
     """Pain of 7 or more that is visceral or systemic, and that the nurse sees too (v4 and v5, B: consider).
 
     Isolated limb pain stays at C, and so does a high number from somebody who looks at ease.
     """
     return p.pain is not None and p.pain >= 7 and p.pain_site == "visceral" and "comfortable" not in p.findings
-
-
-def open_injury(p: Presentation, edition: Edition) -> bool:
-    """Open fracture, or penetrating wound of trunk, neck, head or groin (series; v5 names the wounds)."""
-    return not {"open_fracture", "penetrating"}.isdisjoint(p.findings)
 
 
 def infant_fever(p: Presentation, edition: Edition) -> bool:
@@ -276,7 +258,9 @@ RULES: tuple[Rule, ...] = (
     Rule("shock", "A", "shock", shock, "v5 A; bradycardia by itself ours"),
     Rule("anaphylaxis", "A", "anaphylaxis", _has("anaphylaxis"), "v5 A"),
     Rule("major_bleeding", "A", "major bleeding", _has("major_bleeding"), "v5 A"),
-    Rule("done_intervention", "A", "intervention done", done_intervention, "series"),
+    # A lifesaving one, before arrival. The handbooks count an intubated patient at A but list neither chest tube nor
+    # central line; the series treats the three alike, so they are one rule that can be told apart from the handbook's.
+    Rule("done_intervention", "A", "intervention done", _has("intubated", "chest_tube", "central_line"), "series"),
     Rule("acs", "B", "possible ACS", _has("acs"), "v5 B"),
     Rule("stroke_signs", "B", "stroke signs", _has("stroke_signs"), "v5 B"),
     Rule("thunderclap", "B", "thunderclap headache", _has("thunderclap"), "v5 B"),
@@ -297,10 +281,11 @@ RULES: tuple[Rule, ...] = (
     Rule("vision_loss", "B", "vision loss", _has("vision_loss"), "v5 B"),
     Rule("chemical_eye", "B", "chemical in the eye", _has("chemical_eye"), "v5 B"),
     Rule("major_burn", "B", "major burn", _has("major_burn"), "v5 B; extent, sites: burn-centre referral criteria"),
-    Rule("sickle_crisis", "B", "sickle crisis", sickle_crisis, "v4/v5 B"),
+    Rule("sickle_crisis", "B", "sickle crisis", lambda p, edition: p.complaint == SICKLE_CRISIS, "v4/v5 B"),
     Rule("hypotension", "B", "hypotension", lambda p, edition: hypotensive(p), "ours"),
     Rule("extreme_temperature", "B", "extreme temperature", extreme_temperature, "ours"),
-    Rule("open_injury", "B", "open injury", open_injury, "series"),
+    # The wound is one of trunk, neck, head or groin; v5 names the wounds.
+    Rule("open_injury", "B", "open injury", _has("open_fracture", "penetrating"), "series"),
     Rule("severe_pain", "B", "severe pain", severe_pain, "v4/v5 B"),
 )
 """Points A and B in the order of asking. Series rules come after the handbook's in their point, and severe pain after
