@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import tomllib
 import urllib.error
 import urllib.request
 import warnings
-from contextlib import chdir
+from contextlib import chdir, closing
 from importlib.metadata import files, version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -494,6 +495,10 @@ def test_nothing_is_written_through_a_link_in_a_store_before_it_is_refused(tmp_p
     with pytest.warns(match="does not say whose it is"), pytest.raises(clinrl_loader.Untrusted):
         clinrl_loader.load("models:/esi/1")
     assert kept.read_text() == "mine"
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store, store:
+        store.execute("UPDATE model_versions SET source = 'models:/esi/1', storage_location = 'models:/esi/1'")
+    with pytest.raises(clinrl_loader.Untrusted, match="is a name of itself in the registry"):
+        clinrl_loader.load("models:/esi/1")
 
 
 def test_who_trusts_no_key_is_warned_once_by_load(copy, tmp_path, monkeypatch):
