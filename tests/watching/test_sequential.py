@@ -98,6 +98,27 @@ def test_the_documentation_says_how_often_and_how_soon_harm_is_seen(share: float
     assert re.search(rf"^\| {100 * share:g}%[^|]*{re.escape(row)}$", page, re.MULTILINE), row
 
 
+@pytest.mark.long
+def test_the_documentation_says_how_much_later_a_change_after_a_year_is_seen() -> None:
+    """500 series of 20 labels a day, against a limit of 5%, where the share was 4% before."""
+    halves = []
+    for share, days in itertools.product((0.15, 0.10), (365, 0)):
+        rng, first = numpy.random.default_rng(7), numpy.full(500, numpy.inf)
+        hits = numpy.hstack([rng.binomial(20, 0.04, (500, days)), rng.binomial(20, share, (500, 60))])
+        for look in range(1, 61):
+            sofar = hits[:, : days + look]
+            seen = evidence(sofar, numpy.full_like(sofar, 20), numpy.full(500, 0.05)) >= -math.log(ALPHA)
+            first = numpy.where(seen & numpy.isinf(first), 20 * look, first)
+            if numpy.isfinite(first).sum() > 250:  # the median does not change any more
+                break
+        halves.append(f"{numpy.median(first):.0f}")
+    page = " ".join((Path(__file__).parents[2] / "docs/watching.md").read_text(encoding="utf-8").split())
+    late, early, *other = halves
+    says = f"alarm {late} labels after a change from 4% to 15% that began after a year, and {early} labels after one on"
+    assert says in page
+    assert "of a change to 10%, {} and {}.".format(*other) in page
+
+
 def test_the_evidence_is_worth_one_on_average_whatever_the_days() -> None:
     """Over all outcomes of ten days with one request at the limit, each with its probability: a bet, not a gift."""
     limit, days = 0.3, 10
