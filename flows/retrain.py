@@ -124,27 +124,23 @@ def renew(
     `check` is called before any work, and raises if its results could not be handed over; `hand_over` as in
     `flows.release.carry_out`. Raises GateError before any work if the registry has another champion than the audit log.
     """
-
-    def begin() -> None:
-        check()
-        decisions.check_champion(params, params.model(versions[-1]).registered)
-
     left = unfinished(params, versions := of_task(params, task))
-    if not left and drafts.find(versions[-1]) is None:
+    if is_done := not left and drafts.find(versions[-1]) is None:
         message = f"every version of {task} is up to date and registered, and {outcome(params, versions[-1])}"
         get_run_logger().info("%s", message)
         if task not in params.schedules or not params.schedules[task].draft:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}")
         if reason := no_look_left(params, task):
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {reason}")
-        begin()
+    check()
+    decisions.check_champion(params, params.model(versions[-1]).registered)
+    if is_done:
         try:
             pages.show_draft(draft_next(params, task))
         except drafts.NothingToDraft as nothing:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {nothing}")
         versions = of_task(params := load_params(), task)
     else:
-        begin()
         get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
     draft = drafts.find(newest := versions[-1])
     if draft is not None and not paths.adapter(newest).exists() and (why := change_plan.outside(params, newest)):

@@ -265,41 +265,26 @@ def test_a_connection_that_is_over_is_not_waited_for() -> None:
         eventually(lambda: made[0]._timer is None)
 
 
-def test_a_websocket_that_reads_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "HEAD_S", 0.3)
-    lost = threading.Event()
-
-    class Kept(ImpatientSocket):
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            lost.set()
-
-    async def long(deaf: WebSocket) -> None:
-        await deaf.accept()
-        await deaf.send_text("x" * 20_000_000)  # more than the kernel takes
-
-    within = Fence(Starlette(routes=[WebSocketRoute("/ws", long)]), limits=LIMITS)
-    with contextmanager(served)(within, http=Impatient, ws=Kept) as place, socket.socket() as deaf:
-        deaf.connect((place.split(":")[0], int(place.split(":")[1])))
-        asks = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        deaf.sendall(f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{asks}Sec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
-        assert lost.wait(20)
+UPGRADE = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {}==\r\n"
 
 
-@pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
+@pytest.mark.parametrize("head", ["", "Connection: close\r\n", UPGRADE.format("A" * 22)])
 def test_a_client_that_reads_nothing_holds_no_connection(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "HEAD_S", 0.3)
-    lost = threading.Event()
-
-    class Kept(Impatient):
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            lost.set()
+    lost, much = threading.Event(), "x" * 20_000_000  # more than the kernel takes
+    over = ImpatientSocket if "Upgrade" in head else Impatient
+    end = over.connection_lost
+    monkeypatch.setattr(over, "connection_lost", lambda self, exc: (end(self, exc), lost.set()))
 
     async def long(_: Request) -> PlainTextResponse:
-        return PlainTextResponse("x" * 20_000_000)  # more than the kernel takes
+        return PlainTextResponse(much)
 
-    with contextmanager(served)(Fence(Starlette(routes=[Route("/", long)]), limits=LIMITS), http=Kept) as place:
+    async def talk_long(deaf: WebSocket) -> None:
+        await deaf.accept()
+        await deaf.send_text(much)
+
+    within = Fence(Starlette(routes=[Route("/", long), WebSocketRoute("/", talk_long)]), limits=LIMITS)
+    with contextmanager(served)(within, http=Impatient, ws=ImpatientSocket) as place:
         host, port = place.split(":")
         with socket.create_connection((host, int(port)), timeout=20) as deaf:
             deaf.sendall(f"GET / HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())

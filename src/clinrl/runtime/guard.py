@@ -48,7 +48,7 @@ class Unread(asyncio.Protocol):
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
-    _unread: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Have any byte that the client leaves pause writing."""
@@ -61,18 +61,9 @@ class Unread(asyncio.Protocol):
         self._unread = self.loop.call_later(HEAD_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop waiting."""
+        """Stop waiting. A connection that is lost meanwhile is not resumed; to abort it then does nothing."""
         super().resume_writing()
-        self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting, which would keep the connection in memory."""
-        super().connection_lost(exc)
-        self._stop_waiting()
-
-    def _stop_waiting(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
+        self._unread.cancel()
 
 
 class ImpatientSocket(Unread, WebSocketsSansIOProtocol):  # type: ignore[misc]  # uvicorn's own argument differs
