@@ -44,6 +44,7 @@ def test_names_of_columns_lose_case_and_spaces(tmp_path):
 
 def test_an_older_encoding_is_read_if_no_line_speaks_against_it(tmp_path):
     content = "a,b\nM\xfcller,caf\xe9\n".encode("cp1252")
+    assert read(tmp_path, "a\nœdème… pain\u2013free \u201cŠOK\u201d 5€\n".encode("cp1252"))[1]
     assert read(tmp_path, content)[1] == [(2, ["Müller", "café"])]
     assert read(tmp_path, MARKS[1] + content)[1] == [(2, ["Müller", "café"])]
     assert read(tmp_path, "a,b\nMüller,naïve\n".encode())[1] == [(2, ["Müller", "naïve"])]
@@ -55,7 +56,13 @@ def test_two_encodings_are_refused_with_their_lines(tmp_path):
         open_table(write(tmp_path, content))
 
 
-@pytest.mark.parametrize("content", [b"a,b\n\x81\x8d,1\n", "a,b\n1,2\n".encode("utf-16"), b"a,b\n\x00,1\n"])
+OTHERS = ["67-jährige, früh".encode("mac_roman"), "élevée".encode("cp850"), "fiévre".encode("mac_roman")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a,b\n\x81\x8d,1\n", "a,b\n1,2\n".encode("utf-16"), b"a,b\n\x00,1\n", *(b"a\n" + text for text in OTHERS)],
+)
 def test_what_is_no_text_is_refused_with_its_line(tmp_path, content):
     with pytest.raises(DataError, match=r"a\.csv line \d .*save it as UTF-8"):
         open_table(write(tmp_path, content))
@@ -143,6 +150,11 @@ def test_files_are_found_in_all_places(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.touch()
         assert locate(tmp_path, "t.csv") == path
+        path.rename(tmp_path / "aside")
+    for name in ("t.csv", "t.csv.gz"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"holds \S+/t\.csv and \S+/t\.csv\.gz; keep one"):
+        locate(tmp_path, "t.csv")
 
 
 CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)

@@ -607,7 +607,7 @@ def test_the_patients_of_an_exam_can_be_left_out(tmp_path, monkeypatch):
 
     exam = [TASK.Case.model_validate_json(line) for line in taken(validation, "exam")[0]]
     before, plain = train()
-    with pytest.raises(DataError, match=r"share patients .* name the exam's source under imports\.train\.without"):
+    with pytest.raises(DataError, match=r"share patients .* under `without` of the other's import"):
         importing.check_apart([("train", before)], "mietic-36", exam)
     after, counted = train(without=str(validation))
     importing.check_apart([("train", after)], "mietic-36", exam)

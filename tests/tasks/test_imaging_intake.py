@@ -524,7 +524,7 @@ def test_the_variants_of_an_exam_can_be_left_out(tmp_path):
     assert apart.refused.total() == 20
     train = [TASK.Case.model_validate_json(line) for line in taken(first, "train")[0]]
     other = [TASK.Case.model_validate_json(line) for line in taken(exam, "train")[0]]
-    with pytest.raises(DataError, match=r"data/cases/t and the exam x share"):
+    with pytest.raises(DataError, match=r"data/cases/t and x share"):
         importing.check_apart([("t", train)], "x", other)
     importing.check_apart([("t", train)], "x", [TASK.Case.model_validate_json(x) for x in taken(first, "exam")[0]])
 
@@ -549,7 +549,8 @@ def test_the_variants_of_an_exam_can_be_left_out(tmp_path):
 def test_other_files_are_refused_with_what_is_expected(tmp_path, text):
     (tmp_path / "other").write_text(text)
     with pytest.raises(
-        DataError, match=r"must be a file of records as JSON .* JSON Lines or CSV.*category.*acr_traces"
+        DataError,
+        match=r"lacks .*condition or category.*must be a file of records as JSON .* JSON Lines or CSV.*acr_",
     ):
         recognise(tmp_path / "other")
 
@@ -561,6 +562,9 @@ def test_a_folder_without_such_records_and_a_missing_path_are_refused(tmp_path):
     for name in ("exam.json", "exam.csv"):
         (tmp_path / name).touch()
     with pytest.raises(DataError, match="holds 2 files for the use exam; keep one"):
+        recognise(tmp_path)
+    (tmp_path / "train_ct.jsonl").touch()
+    with pytest.raises(DataError, match=r"train_ct\.jsonl names no use; call it train, mine or exam, or put it elsewh"):
         recognise(tmp_path)
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import stat
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,7 @@ def test_an_imported_case_without_a_level_is_refused(level):
 def test_copies_of_a_text_have_one_fingerprint(text):
     assert normalise(normalise(text)) == normalise(text)
     assert fingerprint(f"  {text.upper().lower()}.\n") == fingerprint(text.upper().lower())
+    assert fingerprint(unicodedata.normalize("NFD", text)) == fingerprint(unicodedata.normalize("NFC", text))
 
 
 @given(st.text())
@@ -242,7 +244,7 @@ def test_a_shared_patient_or_narrative_is_refused():
     exam = [case("Chest pain, sweating.", "exam/imported/aa")]
     for other in ("Something else.", "chest PAIN - sweating"):
         training = [case("Cough.", "train/imported/bb"), case(other, "train/imported/aa")]
-        with pytest.raises(DataError, match=r"data/cases/d and the exam x share patients or narratives \(1 training"):
+        with pytest.raises(DataError, match=r"data/cases/d and x share patients or narratives \(1 rows"):
             check_apart([("d", training)], "x", exam)
     with pytest.raises(DataError, match="share patients or narratives"):
         check_apart([("d", [case("chest pain sweating", "train/imported/cc")])], "x", exam)
@@ -262,6 +264,7 @@ def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_pat
     shared = {"task": "esi", "parent": "esi-base", "exam": "x2", "profile": "imitate", "seed": 1}
     imports = {
         "d2": {"task": "esi", "task_version": 2, "use": "train", "source": str(training)},
+        "m2": {"task": "esi", "task_version": 2, "use": "mine", "source": str(training)},
         "x2": {"task": "esi", "task_version": 2, "use": "exam", "source": str(made)},
     }
     versions = {"v1": shared | {"data": "d2"}, "v2": shared | {"parent": "v1", "data": "d1"}}
@@ -272,8 +275,16 @@ def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_pat
         named = {"data": {"name": name, "identity": artifacts.identity(artifacts.read_manifest(paths.cases(name)))}}
         artifacts.write_json(paths.data_proof(name), named)
     cases = list(dataset.read_cases(paths.cases("x2"), TASK))
+    mining = {"v3": {"task": "esi", "data": "m2"}}
+    mined = dolls.params(
+        imports=imports, versions=versions | {"v3": shared | {"data": "d1"}}, bases=bases, mining=mining
+    )
+    errors = replace(mined.model("v3"), exam="m2")
+    for model, asked in ((mined.model("v3"), cases), (errors, list(dataset.read_cases(paths.cases("m2"), TASK)))):
+        with pytest.raises(DataError, match=r"data/cases/\w2 and \w2 share patients"):  # errors are mined on patients
+            evaluate.check_apart(mined, model, asked)
     for name in ("v1", "v2"):  # v2 trained on other data, but its parent on this
-        with pytest.raises(DataError, match=r"data/cases/d2 and the exam x2 share patients or narratives"):
+        with pytest.raises(DataError, match=r"data/cases/d2 and x2 share patients or narratives"):
             evaluate.check_apart(params, params.model(name), cases)
     evaluate.check_apart(params, params.model("esi-base"), cases)
     shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
@@ -324,6 +335,25 @@ def test_while_it_is_written_an_import_is_its_owners_alone(project, monkeypatch)
     monkeypatch.setattr(dataset, "progress", watched)
     dataset.stage(project, "mietic-36")
     assert seen == [0o700]
+
+
+def test_a_source_that_is_replaced_while_it_is_read_is_no_import(project, tmp_path, monkeypatch):
+    source = tmp_path / "MIETIC.csv"
+    shutil.copy(SHIPPED / "MIETIC.csv", source)
+    imports = {"d2": sown.imports(SHIPPED)["mietic-train"] | {"source": str(source)}}
+    recognise, seen = TASK.recognise, []
+
+    def replaced(path):
+        found = recognise(path)
+        seen.append(path)
+        if len(seen) == 2:  # after its header was read
+            source.write_bytes(source.read_bytes() + b'"What?","x","y"\n')
+        return found
+
+    monkeypatch.setattr(TASK, "recognise", replaced)
+    with pytest.raises(DataError, match=r"MIETIC\.csv changed while it was read; import d2 again when nothing writes"):
+        dataset.stage(dolls.params(imports=imports), "d2")
+    assert not paths.cases("d2").exists()
 
 
 def test_an_import_for_another_use_is_refused(project):

@@ -14,10 +14,10 @@ from clinrl import artifacts, paths
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.schema import DatasetSpec, ImportSpec
-from clinrl.errors import ArtefactError, DataError, ParamsError
+from clinrl.errors import ArtefactError, DataError, ParamsError, echo
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
-from clinrl.tasks.importing import COLUMNS, Intake, identities
+from clinrl.tasks.importing import COLUMNS, Intake, Source, identities
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Manifest
 
@@ -107,14 +107,13 @@ def _draw(folder: Path, spec: DatasetSpec, name: str) -> None:
 def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, str]:
     """Write the files of an imported data set. Returns the digests of the files that it was read from."""
     folder.chmod(0o700)  # whoever may read the source, these are rows of it
-    source = task.recognise(Path(spec.source))
+    _, _, digests = _recognised(spec, task)
+    source, apart, _ = _recognised(spec, task)  # anew, so that a header is no older than the digests
     if spec.use not in source.uses:
         raise DataError(
             f"imports.{name}.use is {spec.use}, but {spec.source} is {source.kind} data, which is for "
             f"{' or '.join(source.uses)}; change the use"
         )
-    apart = task.recognise(Path(spec.without)) if spec.without else None
-    files = {**source.files, **({f"without/{file}": path for file, path in apart.files.items()} if apart else {})}
     with (
         (folder / paths.CASES_FILE).open("w", encoding="utf-8") as cases,
         (folder / paths.REFUSED_FILE).open("w", encoding="utf-8") as refused,
@@ -132,15 +131,28 @@ def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, 
             f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
             f"{_reasons(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
         )
+    if _recognised(spec, task)[2] != digests:
+        raise DataError(f"{spec.source} changed while it was read; import {name} again when nothing writes to it")
+    echo(
+        f"{name}: of {intake.read:,} rows {intake.kept:,} are kept, {intake.elsewhere:,} belong to another pool and "
+        f"{intake.refused.total():,} were refused{_reasons(intake)}"
+    )
     artifacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
     if CACHE.parent.is_dir():  # DVC would make it open to others
         CACHE.mkdir(exist_ok=True)
         CACHE.chmod(0o700)
-    return {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
+    return digests
+
+
+def _recognised(spec: ImportSpec, task: Task) -> tuple[Source, Source | None, dict[str, str]]:
+    """The source of an import, that of the rows to leave out, and the digests of the files of both."""
+    source, apart = task.recognise(Path(spec.source)), task.recognise(Path(spec.without)) if spec.without else None
+    files = {**source.files, **({f"without/{file}": path for file, path in apart.files.items()} if apart else {})}
+    return source, apart, {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
 
 
 def _reasons(intake: Intake) -> str:
-    """The reasons for refused rows, with counts. An import without cases does not leave them in `refused.tsv`."""
+    """The reasons for refused rows, with counts."""
     found = [f"{count:,} for column {of} {reason}" for (of, reason), count in intake.refused.most_common(MAX_REASONS)]
     return f" ({'; '.join(found)})" if found else ""
 

@@ -116,7 +116,8 @@ def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
 
 
 def check_apart(params: Params, model: Model, cases: Sequence[Case]) -> None:
-    """Refuse imported cases that share a patient or a text with training cases of the model or its ancestors.
+    """Refuse imported cases that share a patient or a text with cases on which the model or its ancestors were trained
+    or, where those are here, mined. Cases that errors are mined on are compared with the model's own exam.
 
     Raises DataError for such a case, and ArtefactError if training data is missing.
     """
@@ -124,7 +125,10 @@ def check_apart(params: Params, model: Model, cases: Sequence[Case]) -> None:
         return
     ancestors = [version for part in model.parts for version in params.lineage(part)]
     trained = dict.fromkeys(params.versions[version].data for version in ancestors)
-    training = ((data, read_cases(paths.cases(data), model.task)) for data in trained if data in params.imports)
+    mined = [params.mining[version].data for version in ancestors if version in params.mining]
+    others = [params.model(model.name).exam] if model.exam in mined else mined
+    here = dict.fromkeys([*trained, *(data for data in others if paths.cases(data).exists())])
+    training = ((data, read_cases(paths.cases(data), model.task)) for data in here if data in params.imports)
     importing.check_apart(training, model.exam, cases)
 
 

@@ -8,6 +8,7 @@ people.
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,9 @@ MARKS = (_MARK.decode("cp1252").encode().decode("cp1252").encode(), _MARK.decode
 MAX_ROW_BYTES: Final = 1 << 20
 """The most bytes of a line, and the most characters of a record with its quoted line ends. Longer ones are refused
 unread, so that no file can fill the memory. The csv module's own limit is too low for the abstracts of one record."""
+
+_NO_CP1252: Final = re.compile(rb"[\x81\x8d\x8f\x90\x9d]|[a-z][\x82-\x84\x86-\x8b\x8e\x98\x99\x9b\x9f][a-z]")
+"""A byte that cp1252 does not have, or between two letters a sign or a capital: a vowel of Mac Roman or of DOS."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,14 @@ def open_table(path: Path) -> Table:
 
 
 def locate(folder: Path, name: str) -> Path | None:
-    """The file `name`, plain or .gz, in a folder or its subfolders ed/ and hosp/; None if it is in none of them."""
+    """The file `name`, plain or .gz, in a folder or its subfolders ed/ and hosp/; None if it is in none of them.
+
+    Raises DataError for several, which may be of different age."""
     places = [place / f"{name}{end}" for place in (folder, folder / "ed", folder / "hosp") for end in ("", ".gz")]
-    return next((path for path in places if path.is_file()), None)
+    found = [path for path in places if path.is_file()]
+    if len(found) > 1:
+        raise DataError(f"{folder} holds {' and '.join(map(str, found))}; keep one")
+    return found[0] if found else None
 
 
 @contextmanager
@@ -169,9 +178,7 @@ def _scan(path: Path, stream: TextIO) -> tuple[int, str, int]:
             utf8 = utf8 or number
         except UnicodeDecodeError:
             other = other or number
-            try:
-                line.decode("cp1252")
-            except UnicodeDecodeError:
+            if _NO_CP1252.search(line):
                 raise DataError(f"{path} line {number} is neither UTF-8 nor cp1252 text; save it as UTF-8") from None
     if utf8 and other:
         raise DataError(

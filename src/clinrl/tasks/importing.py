@@ -331,8 +331,8 @@ def finds(shape: re.Pattern[str], text: str) -> bool:
 
 
 def normalise(text: str) -> str:
-    """The words of a text in lower case: equal for two copies of one narrative."""
-    return " ".join(_WORD.findall(text.casefold()))
+    """The words of a text in lower case: equal for two copies of one narrative, however their accents are written."""
+    return " ".join(_WORD.findall(unicodedata.normalize("NFC", text).casefold()))
 
 
 def plain_text(facts: Mapping[str, Any]) -> str:
@@ -346,7 +346,7 @@ def fingerprint(narrative: str) -> bytes:
 
 
 def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases: Iterable[Case]) -> None:
-    """Raise DataError if an exam shares a patient or a narrative with training data, given by name.
+    """Raise DataError if an exam shares a patient or a narrative with training or mine data, given by name.
 
     Drawn cases are in pools that share no template, so only imported ones are compared.
     """
@@ -355,8 +355,8 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
         shared = sum(not asked.isdisjoint(_marks(case.group, dict(case.facts))) for case in filter(is_imported, others))
         if shared:
             raise DataError(
-                f"{paths.cases(name)} and the exam {exam} share patients or narratives ({shared:,} training rows); "
-                f"name the exam's source under imports.{name}.without, or examine on other data"
+                f"{paths.cases(name)} and {exam} share patients or narratives ({shared:,} rows); name the source of "
+                f"the one under `without` of the other's import, or use other data"
             )
 
 

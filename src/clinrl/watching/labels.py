@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Field, StrictInt, StrictStr, ValidationError
 
 from clinrl.data.expectations import Tally, checker
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task
+from clinrl.tasks.csv_reader import without_mark
 from clinrl.tasks.json_reader import TWICE, parse_json
 from clinrl.tasks.parts import expect
 from clinrl.types import Strict
@@ -38,34 +39,36 @@ def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
         *(rule for rule in task.checks.expectations if (rule.on, rule.of) == ("rows", "all")
           and rule.arguments.get("column") == column),
     ]  # fmt: skip
-    table = [
-        {"row": row, "id": f"line {row}", "response": one.id, column: one.label}
-        for row, one in enumerate(found, start=1)
-    ]
+    table = [{"row": row, "id": f"line {row}", "response": one.id, column: one.label} for row, one in found]
     results = checker({"rows": suite}, withheld=True)("rows", table) if table else []
     for rule, result in zip(suite, results, strict=False):
         tally = Tally(rule, withheld=True)
         tally.add(result)
         if not tally.success:
             raise DataError(tally.sentence(path))
-    return store.match(model, {one.id: str(one.label) for one in found}), len(found)
+    return store.match(model, {one.id: str(one.label) for _, one in found}), len(found)
 
 
-def _read(path: Path) -> list[Label]:
+def _read(path: Path) -> list[tuple[int, Label]]:
+    """The labels with their lines."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"{path} has more than {MOST_BYTES >> 20} MiB; give it in parts")
-        lines = path.read_bytes().rstrip().splitlines()
+        lines = without_mark(path.read_bytes()).splitlines()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     found = []
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             value = parse_json(line.decode())
             if value is TWICE:
                 raise DataError(f"{path} line {number} names a key twice; leave one out")
-            found.append(Label.model_validate(value))
-        except ValueError:
-            form = '{"id": "chatcmpl-...", "label": ...}'
-            raise DataError(f"{path} line {number} is no label, which is {form}") from None
+            found.append((number, Label.model_validate(value)))
+        except ValueError as error:
+            at = error.errors()[0]["loc"][:1] if isinstance(error, ValidationError) else ()
+            form = '{"id": "chatcmpl-...", "label": a whole number or a text}'
+            which = next((f"; its {name} is missing or wrong" for name in Label.model_fields if name in at), "")
+            raise DataError(f"{path} line {number} is no label, which is {form}{which}") from None
     return found

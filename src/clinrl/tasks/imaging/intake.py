@@ -73,6 +73,7 @@ _NUMBER: Final = re.compile(r"\[?([0-9]{1,6})\]?", re.ASCII)
 _NUMBERED: Final = re.compile(r"(?i)^\s*variant\s*[0-9]{1,3}\s*[:.]")
 _CITES_FIRST: Final = re.compile(r"\s*\[[0-9][0-9 ,;\u2013-]{0,80}\]")
 _CLOSED: Final = re.compile(r"[.!?][\"')\u2019\u201d]*(?:[ \t]?\[[0-9 ,;\u2013-]{1,80}\])*$")
+_OF_RECORDS: Final = re.compile(r"(?i)\.(jsonl?|csv)(\.gz)?$")
 _LIKE_A_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 
@@ -126,8 +127,12 @@ def _parts(path: Path) -> tuple[Part, ...]:
     if not path.is_dir():
         return (Part(_records(path), None),)
     parts: list[Part] = []
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    for file in files:
+        if _OF_RECORDS.search(file.name) and file.name.split(".")[0] not in SHARES:
+            raise DataError(f"{file} names no use; call it train, mine or exam, or put it elsewhere")
     for use in SHARES:
-        found = sorted(file for file in path.iterdir() if file.is_file() and file.name.split(".")[0] == use)
+        found = [file for file in files if file.name.split(".")[0] == use]
         if len(found) > 1:
             raise DataError(f"{path} holds {len(found)} files for the use {use}; keep one")
         parts += [Part(_records(file), use) for file in found]
@@ -138,8 +143,8 @@ def _parts(path: Path) -> tuple[Part, ...]:
 
 def _records(path: Path) -> Records:
     found = json_reader.recognise(path)
-    if any(set(found.columns).isdisjoint(names) for names in NEEDED):
-        raise DataError(f"{path} has other columns, or its first record lacks some; {EXPECTED}")
+    if missing := [" or ".join(names) for names in NEEDED if set(found.columns).isdisjoint(names)]:
+        raise DataError(f"{path}, or its first record, lacks {', '.join(missing)}; {EXPECTED}")
     return found
 
 
