@@ -75,7 +75,8 @@ with Repo() as repo:
 }
 
 # Copies a file or a folder beside others who write to it: no temporary file of DVC or clinrl, nothing that vanishes meanwhile,
-# and again what changed while it was copied. FROM TO [follow], where `follow` copies what a link leads to
+# and again what changed while it was copied. DVC takes a listing (.dir) for its parts and writes it after them, so listings are
+# copied first. FROM TO [follow], where `follow` copies what a link leads to
 copy_whole() {
     python -c '
 import os, shutil, sys
@@ -98,24 +99,30 @@ def copy(one, to):
     raise OSError(f"{one} changes all the time")
 
 temporary = shutil.ignore_patterns(".*.tmp", ".*.partial-*", ".*.former-*")
-try:
-    if os.path.isdir(source):
-        shutil.copytree(source, target, symlinks=not follow, ignore=temporary, copy_function=copy, dirs_exist_ok=True)
-    else:
-        copy(source, target)
-except shutil.Error as error:
-    for one, _, why in error.args[0]:  # what vanished may be there again by now
-        if os.path.lexists(one) and (os.path.islink(one) or "[Errno 2]" not in why):
-            sys.exit(f"clinrl: {one} cannot be copied: {why}")
-except OSError as error:
-    sys.exit(f"clinrl: {error}")' "$@"
+for listings in (True, False):
+    def but(folder, names):
+        others = {one for one in names if one.endswith(".dir") != listings and not os.path.isdir(os.path.join(folder, one))}
+        return others | temporary(folder, names)
+
+    try:
+        if os.path.isdir(source):
+            shutil.copytree(source, target, symlinks=not follow, ignore=but, copy_function=copy, dirs_exist_ok=True)
+        elif not listings:
+            copy(source, target)
+    except shutil.Error as error:
+        for one, _, why in error.args[0]:  # what vanished may be there again by now
+            if os.path.lexists(one) and (os.path.islink(one) or "[Errno 2]" not in why):
+                sys.exit(f"clinrl: {one} cannot be copied: {why}")
+    except OSError as error:
+        sys.exit(f"clinrl: {error}")' "$@"
 }
 
 # Copies a folder, or what begins with an address in a bucket. FROM TO
 copy() {
     [[ $1 == s3://* || -d $1 ]] || return 0  # a bucket that was empty left no folder
     if [[ $1$2 == *s3://* ]]; then
-        aws s3 sync --only-show-errors "$1" "$2"
+        aws s3 sync --only-show-errors --exclude '*' --include '*.dir' "$1" "$2"
+        aws s3 sync --only-show-errors --exclude '*.dir' "$1" "$2"
     else
         copy_whole "$1" "$2"
     fi

@@ -31,11 +31,17 @@ def share_cache(checkout: Path) -> None:
 
 def pull(addresses: Collection[str]) -> None:
     """Fetch the outputs of stages that dvc.lock records and the remote has; others will be built. Raises Refused for an
-    output that leads out of its folder, Away if the remote does not answer, or not with all that it has."""
+    output that leads out of its folder, Away if the remote does not answer, or not with all that it has.
+
+    A listing whose parts are gone ends DVC's pull before anything is put into its place; the rest is put there then.
+    """
     if refusal := re.search(r"^clinrl: (.+)", (done := _dvc("pull", *dict.fromkeys(addresses))).stderr, re.MULTILINE):
         raise Refused(refusal[1])
-    if done.returncode and (away := re.search(r"failed to (?:connect to|transfer) (?!.*not exist).+", done.stderr)):
-        raise Away(f"the DVC remote is away: {mask(away[0])}")
+    if done.returncode:
+        is_away = r"failed to (?:connect to|transfer) (?!.*(?:not exist|No such file)).+"  # in a bucket, in a folder
+        if away := re.search(is_away, done.stderr):
+            raise Away(f"the DVC remote is away: {mask(away[0])}")
+        _dvc("checkout", *dict.fromkeys(addresses))
 
 
 def check_may_push(to: str) -> None:

@@ -84,12 +84,12 @@ def scheduled(task: str) -> State[None]:
         remote.share_cache(checkout)
         records.link(params := load_params(), checkout)
         remote.pull(addresses(params, task))
-        with chdir(checkout):  # the counts are there
-            note_drift(load_params(), task)
 
         def check() -> None:
             remote.check_may_push(to)
             remote.check_may_write()
+            with chdir(checkout):  # the counts are there
+                note_drift(load_params(), task)
 
         def hand_over() -> None:
             if clone.git("status", "--porcelain"):
@@ -132,8 +132,8 @@ def renew(
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}")
         if reason := no_look_left(params, task):
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {reason}")
-    check()
     decisions.check_champion(params, params.model(versions[-1]).registered)
+    check()
     if is_done:
         try:
             pages.show_draft(draft_next(params, task))

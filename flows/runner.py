@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from prefect import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
 
 from clinrl.config.params import load_params
@@ -55,6 +56,7 @@ async def poll(served: Iterable[Any]) -> None:
     # Without a limit: trainings wait for a slot, releases for a person, and a rollback must not wait behind them.
     runner, was_away = Runner(pause_on_shutdown=False, limit=None), False
     for deployment in served:
+        await _stay_off(deployment)
         await runner.aadd_deployment(deployment)
     async with runner:
         poller = runner._scheduled_run_poller
@@ -72,6 +74,19 @@ async def poll(served: Iterable[Any]) -> None:
                 if was_away and not submitting:  # it holds runs until their processes end
                     return
             await asyncio.sleep(runner.query_seconds)
+
+
+async def _stay_off(deployment: Any) -> None:
+    """Let a deployment, its schedules and its automations stay off if somebody switched them off on the server, since
+    registering them switches them on."""
+    async with get_client() as client:
+        with suppress(ObjectNotFound):
+            found = await client.read_deployment_by_name(f"{deployment.flow_name}/{deployment.name}")
+            deployment.paused = found.paused
+            for schedule in deployment.schedules or []:
+                schedule.active = all(one.active for one in found.schedules)
+        for trigger in deployment.triggers:
+            trigger.enabled = all(one.enabled for one in await client.read_automations_by_name(trigger.name))
 
 
 @with_exit_code

@@ -39,8 +39,9 @@ OURS = "clinrl"
 KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
 """Seconds that a process may take from accepting a run to `begin`."""
-LEASE_S = 600.0
-"""Seconds after which the server frees a slot whose holder is silent. `sweep` and `lost_workers` do so earlier."""
+LEASE_S = 86400.0
+"""Seconds after which the server frees a slot whose holder is silent: Prefect's maximum, since a run never gets a slot
+back that it lost while the server was away. `sweep` and `lost_workers` free the slots of the dead earlier."""
 
 _PROCESS, _LEASE = "process:", "lease-{}:"  # by slot, of which a run may hold two
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
@@ -168,8 +169,7 @@ def slot(name: str) -> Iterator[None]:
             limit = client.read_global_concurrency_limit_by_name(name)
         if limit.active_slots >= limit.limit:
             get_run_logger().info("another run holds the limit %s; waiting for its slot", name)
-        # A server that is away for a while must not end hours of training; two runs of one artefact exclude each other
-        # by its lock as well.
+        # A server that is away for a while must not end hours of training.
         with concurrency(name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
             context = ConcurrencyContext.get()
             leases = context.cleanup_lease_ids if context else []

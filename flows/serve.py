@@ -7,6 +7,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -18,6 +19,8 @@ from flows import credentials, servers
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
+CHECKED_S = 1.0
+"""Seconds between two looks at whether the servers run."""
 PORTS = 4200, 5000
 """Of Prefect and MLflow, where nothing else is asked for."""
 ADDRESSES = """Prefect  {prefect}  (log in with PREFECT_API_AUTH_STRING of {file})
@@ -26,7 +29,8 @@ scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set 
 
 
 def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
-    """Serve until a signal comes; returns the exit code. `top` exits after misuse. Raises Refused without a server."""
+    """Serve until a signal comes; returns the exit code. `top` exits after misuse. Raises Refused without a server, or
+    if one that was started ends: its socket stays open here, so clients would wait for ever."""
     given = arguments["prefect_port"], arguments["mlflow_port"]
     if any(given) and not arguments["servers"]:
         top.error("--prefect-port and --mlflow-port belong to --servers, which is missing")
@@ -35,14 +39,19 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
         top.error(f"--prefect-port and --mlflow-port are both {ports[0]}; each needs its own")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack, suppress(KeyboardInterrupt):
+        started: dict[str, Any] = {}
         if arguments["servers"]:
             with servers.starting():
-                _start_servers(stack, *ports)
+                started = _start_servers(stack, *ports)
         elif not servers.is_configured():
             raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
         # In a process group of its own, so that its flow runs end with it, whichever process gets the signal.
         runner = child.start([sys.executable, "-c", "from flows import runner; runner.run()"])
         stack.callback(child.end, runner)
+        while runner.poll() is None:
+            for name, server in started.items():
+                servers.check_runs(name, server)
+            time.sleep(CHECKED_S)
         return runner.wait()
     return 0
 
@@ -81,8 +90,8 @@ def deployments(params: Params) -> list[Any]:
     return [*scheduled, *(flow.to_deployment(name=BY_HAND, **ours) for flow in (reproduce, release))]
 
 
-def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
-    """Start both servers, which end with the stack, and print their addresses once they answer.
+def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> dict[str, Any]:
+    """Start both servers, which end with the stack, and print their addresses once they answer. Returns them by name.
 
     Raises Refused if a port is taken, or a server does not start.
     """
@@ -103,3 +112,4 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
     servers.wait("prefect", started["prefect"], servers.health())
     servers.wait("mlflow", started["mlflow"], f"{mlflow}/health", kept.mlflow)
     print(ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE), file=sys.stderr)
+    return started

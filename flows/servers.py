@@ -142,14 +142,19 @@ def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "
     """
     deadline = time.monotonic() + STARTUP_S
     while True:
-        ended = server.poll() is not None
-        if ended or time.monotonic() > deadline:
+        check_runs(name, server)
+        if time.monotonic() > deadline:
             child.end(server)
-            what = f"ended with code {server.returncode}" if ended else f"did not answer within {STARTUP_S:.0f} s"
-            raise Refused(f"the {name} server {what}; {_log(name)} says why")
+            raise Refused(f"the {name} server did not answer within {STARTUP_S:.0f} s; {_log(name)} says why")
         if _answers(health, login) and server.poll() is None:  # as long as it runs, nobody else has its port
             return
         time.sleep(0.05)
+
+
+def check_runs(name: str, server: "subprocess.Popen[str]") -> None:
+    """Raise Refused if a server ended."""
+    if server.poll() is not None:
+        raise Refused(f"the {name} server ended with code {server.returncode}; {_log(name)} says why")
 
 
 def _start(name: str, listening: socket.socket, settings: dict[str, str]) -> "subprocess.Popen[str]":

@@ -23,6 +23,7 @@ from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
 from clinrl.release.moves import recorded_before, recorded_champion, rolled_back_by
+from clinrl.signing import keys
 from clinrl.watching import store
 from clinrl.watching.standing import ALARM, DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
@@ -96,12 +97,11 @@ def note_drift(params: Params, task: str) -> None:
 
 def left_to_a_person(params: Params, task: str, champion: Entry) -> str:
     """The reason why a champion above its limit is not rolled back automatically; empty if it is."""
-    lines = audit_log.lines(params)
-    if not settings_of(params, task).approver:
-        return (
-            f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
-            f"`clinrl rollback {task} --approver NAME`"
-        )
+    lines, approver = audit_log.lines(params), settings_of(params, task).approver
+    nobody = f"params.yaml names nobody in watches.{task}.approver"
+    if not approver or (params.approvers and params.approvers.get(approver) != keys.keyring().get(keys.OURS)):
+        why = f"the key of {approver} is not this machine's" if approver else nobody
+        return f"{champion.name} is above its limit, and {why}; give `clinrl rollback {task} --approver NAME`"
     if was_rolled_back(lines, champion):
         return f"{champion.name} is above its limit, and a person chose it after a rollback; a person must decide again"
     before = versions.by_digest(task, recorded_before(task, lines, champion.digest))

@@ -354,6 +354,9 @@ def test_a_backup_beside_who_writes_ends_well_and_holds_whole_files(tmp_path: Pa
     linked.parent.mkdir(parents=True)
     key.write_text("public")
     linked.symlink_to(key)
+    listing = Path(".dvc/cache/files/md5/zz/1.dir")
+    listing.parent.mkdir(parents=True)
+    listing.write_text("[]")
     with subprocess.Popen([sys.executable, "-c", WRITER]) as writer:
         try:
             eventually(Path("mlruns/artifacts/esi/99").exists)  # the last of the first round
@@ -366,6 +369,9 @@ def test_a_backup_beside_who_writes_ends_well_and_holds_whole_files(tmp_path: Pa
         kept = [path for path in Path(f"backup-{number}").rglob("*") if path.parent.name in {"00", "provenance", "esi"}]
         assert {path.name for path in kept} <= {*map(str, range(100)), "m-1"}
         assert {path.stat().st_size for path in kept if path.is_file()} == {3000}
+        md5 = Path(f"backup-{number}/dvc/files/md5")
+        listed = (md5 / "zz/1.dir").stat().st_ctime_ns  # copied before its parts, which were written before it
+        assert listed < min(path.stat().st_ctime_ns for path in (md5 / "00").iterdir())
     for lost in ("mlruns", ".dvc/cache", ".clinrl"):
         shutil.rmtree(lost)
     done = script("restore", "backup-2")

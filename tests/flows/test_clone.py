@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -715,6 +716,27 @@ def test_a_remote_that_takes_files_by_http_may_be_written(checkout: Path) -> Non
         remote.check_may_write()
         server.shutdown()
     assert len(Taking.taken) == 1
+
+
+def test_a_part_that_the_remote_lost_costs_no_other_output(checkout: Path, tmp_path: Path) -> None:
+    """DVC takes a listed part for present, and when it is not, its pull puts nothing into its place."""
+    dvc = [sys.executable, "-m", "dvc"]
+    Path("dvc.lock").unlink()
+    for words in (["init", "-q"], ["remote", "add", "-q", "--default", "store", str(tmp_path / "store")]):
+        subprocess.run([*dvc, *words], check=True)
+    stages = "".join(
+        f"  {name}:\n    cmd: mkdir {name}; echo {name} > {name}/part\n    outs: [{name}]\n" for name in "ab"
+    )
+    Path("dvc.yaml").write_text(f"stages:\n{stages}")
+    for words in ("repro", "push"):
+        subprocess.run([*dvc, words, "-q"], check=True)
+    lost = hashlib.md5(b"a\n", usedforsecurity=False).hexdigest()
+    (tmp_path / "store/files/md5" / lost[:2] / lost[2:]).unlink()
+    for folder in ("a", "b", ".dvc/cache"):
+        shutil.rmtree(folder)
+    remote.pull(["a", "b"])
+    assert Path("b/part").read_text() == "b\n"
+    assert not Path("a").exists()
 
 
 @pytest.mark.parametrize(("why", "is_away"), [("internal error", True), ("The specified key does not exist.", False)])

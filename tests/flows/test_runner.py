@@ -13,6 +13,7 @@ import pytest
 from prefect import State, flow, get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.flow_engine import run_flow
+from prefect.schedules import Cron
 from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
 from prefect.states import AwaitingRetry, Completed, Scheduled
 from prefect.types.entrypoint import EntrypointType
@@ -66,6 +67,33 @@ def test_of_runs_that_were_due_while_the_machine_was_off_one_is_enough(prefect: 
         begun(failed)
         due()  # a person's, of no deployment
     assert overtaken[6:] == [False, False]
+
+
+def test_what_somebody_switched_off_on_the_server_stays_off(prefect: None) -> None:
+    from flows.watch import trigger
+
+    from flows import runner
+
+    async def registered(change: str = "") -> tuple[bool, list[bool], list[bool]]:
+        deployment = await waits.ato_deployment(
+            "off",
+            schedules=[Cron("0 3 * * 1")],
+            triggers=[trigger("esi", "drift")],
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+        await runner._stay_off(deployment)
+        await deployment.aapply()
+        async with get_client() as client:
+            automations = await client.read_automations_by_name(deployment.triggers[0].name)
+            found = await client.read_deployment_by_name("waits/off")
+            if change:
+                await getattr(client, f"{change}_deployment")(found.id)
+                await client.update_deployment_schedule(found.id, found.schedules[0].id, active=change == "resume")
+                await getattr(client, f"{change}_automation")(automations[0].id)
+            return found.paused, [one.active for one in found.schedules], [one.enabled for one in automations]
+
+    on, off = (False, [True], [True]), (True, [False], [False])
+    assert [asyncio.run(registered(change)) for change in ("pause", "", "resume", "")] == [on, off, off, on]
 
 
 def test_a_server_that_is_away_for_many_polls_ends_no_run(

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar, NamedTuple
 
+import psutil
 import pytest
 import scripted
 from flows.__main__ import main
@@ -27,7 +28,7 @@ from clinrl.release import audit_log
 from clinrl.runtime import child
 from clinrl.signing import approval
 from clinrl.signing.keys import keyring, signer
-from flows import credentials, runs, servers
+from flows import credentials, servers
 from flows import serve as serving
 from processes import eventually, free_port, is_free
 
@@ -143,7 +144,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         decision = next(line.body for line in reversed(audit_log.read(log, keyring())) if line.kind == "decision")
         token = approval.token(artifacts.digest(decision), "Ada Lovelace", signer("embedded"))
         second = client.create_flow_run_from_deployment(retraining.id)
-        time.sleep(runs.LEASE_S + 10)  # nobody answers at once, and the place among the runs of the task is kept
+        time.sleep(10)  # nobody answers at once, and the place among the runs of the task is kept
         assert state("Paused")
         assert client.read_global_concurrency_limit_by_name("retrain-esi").active_slots == 1
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
@@ -178,6 +179,21 @@ def test_the_servers_end_with_whoever_started_them(project: Path) -> None:
     process.kill()
     process.communicate()
     eventually(lambda: all(is_free(port) for port in ports), 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prefect", "mlflow"])
+def test_a_server_that_ends_ends_all_and_is_named(project: Path, name: str) -> None:
+    """Its port stays open, so clients would wait, and nothing due would run."""
+    process = serve("--servers", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
+    assert process.stderr is not None
+    eventually(lambda: process.stderr.readline().startswith("serving"), 120)
+    began = psutil.Process(process.pid).children(recursive=True)
+    next(one for one in began if f"flows.servers:{name}_app" in one.cmdline()).kill()
+    says = f"clinrl: the {name} server ended with code -9; .clinrl/servers/{name}-"
+    assert says in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    eventually(lambda: not any(one.is_running() and one.status() != "zombie" for one in began), 30)
 
 
 def test_no_server_to_serve_is_said(project: Path) -> None:
