@@ -154,6 +154,7 @@ def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "
 def check_runs(name: str, server: "subprocess.Popen[str]") -> None:
     """Raise Refused if a server ended."""
     if server.poll() is not None:
+        child.end(server)
         raise Refused(f"the {name} server ended with code {server.returncode}; {_log(name)} says why")
 
 
