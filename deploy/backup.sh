@@ -101,8 +101,9 @@ def copy(one, to):
 temporary = shutil.ignore_patterns(".*.tmp", ".*.partial-*", ".*.former-*")
 for listings in (True, False):
     def but(folder, names):
-        others = {one for one in names if one.endswith(".dir") != listings and not os.path.isdir(os.path.join(folder, one))}
-        return others | temporary(folder, names)
+        paths = {one: os.path.join(folder, one) for one in names}
+        walked = {one for one, at in paths.items() if os.path.isdir(at) and (follow or not os.path.islink(at))}
+        return {one for one in names if one.endswith(".dir") != listings} - walked | temporary(folder, names)
 
     try:
         if os.path.isdir(source):

@@ -20,6 +20,8 @@ with tempfile.NamedTemporaryFile() as file:
     file.flush()
     Repo().cloud.get_remote().odb.add(file.name, LocalFileSystem(), sys.argv[1], check_exists=False)"""
 """A program that writes a text by its digest to the DVC remote, as `dvc push` writes a file."""
+_AWAY = r"failed to (?:connect to (?!.*not exist)|transfer (?!.*(?:not exist|No such file))).+"
+"""What DVC says of a remote that does not send what it has; of what it lacks, a bucket or a folder says otherwise."""
 
 
 def share_cache(checkout: Path) -> None:
@@ -35,13 +37,14 @@ def pull(addresses: Collection[str]) -> None:
 
     A listing whose parts are gone ends DVC's pull before anything is put into its place; the rest is put there then.
     """
-    if refusal := re.search(r"^clinrl: (.+)", (done := _dvc("pull", *dict.fromkeys(addresses))).stderr, re.MULTILINE):
-        raise Refused(refusal[1])
-    if done.returncode:
-        is_away = r"failed to (?:connect to|transfer) (?!.*(?:not exist|No such file)).+"  # in a bucket, in a folder
-        if away := re.search(is_away, done.stderr):
+    for verb in ("pull", "checkout"):
+        done = _dvc(verb, *dict.fromkeys(addresses))
+        if refusal := re.search(r"^clinrl: (.+)", done.stderr, re.MULTILINE):
+            raise Refused(refusal[1])
+        if not done.returncode:
+            return
+        if away := re.search(_AWAY, done.stderr):
             raise Away(f"the DVC remote is away: {mask(away[0])}")
-        _dvc("checkout", *dict.fromkeys(addresses))
 
 
 def check_may_push(to: str) -> None:

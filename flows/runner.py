@@ -83,10 +83,11 @@ async def _stay_off(deployment: Any) -> None:
         with suppress(ObjectNotFound):
             found = await client.read_deployment_by_name(f"{deployment.flow_name}/{deployment.name}")
             deployment.paused = found.paused
-            for schedule in deployment.schedules or []:
+            for schedule in deployment.schedules if found.schedules else []:
                 schedule.active = all(one.active for one in found.schedules)
-        for trigger in deployment.triggers:
-            trigger.enabled = all(one.enabled for one in await client.read_automations_by_name(trigger.name))
+        for trigger in deployment.triggers:  # none is there if a registration before this one was cut short
+            if there := await client.read_automations_by_name(trigger.name):
+                trigger.enabled = all(one.enabled for one in there)
 
 
 @with_exit_code

@@ -52,7 +52,7 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
             for name, server in started.items():
                 servers.check_runs(name, server)
             time.sleep(CHECKED_S)
-        return runner.wait()
+        return int(runner.returncode)
     return 0
 
 

@@ -18,7 +18,7 @@ from prefect.states import Completed
 
 from clinrl import paths
 from clinrl.config.params import Params, load_params
-from clinrl.errors import GateError
+from clinrl.errors import GateError, SignatureError
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
@@ -98,9 +98,13 @@ def note_drift(params: Params, task: str) -> None:
 def left_to_a_person(params: Params, task: str, champion: Entry) -> str:
     """The reason why a champion above its limit is not rolled back automatically; empty if it is."""
     lines, approver = audit_log.lines(params), settings_of(params, task).approver
-    nobody = f"params.yaml names nobody in watches.{task}.approver"
-    if not approver or (params.approvers and params.approvers.get(approver) != keys.keyring().get(keys.OURS)):
-        why = f"the key of {approver} is not this machine's" if approver else nobody
+    why = "" if approver else f"params.yaml names nobody in watches.{task}.approver"
+    try:
+        if approver and params.approvers.get(approver, keys.signer(params.scale).key) != keys.signer(params.scale).key:
+            why = f"the key of {approver} is not this machine's"
+    except SignatureError as error:
+        why = str(error)
+    if why:
         return f"{champion.name} is above its limit, and {why}; give `clinrl rollback {task} --approver NAME`"
     if was_rolled_back(lines, champion):
         return f"{champion.name} is above its limit, and a person chose it after a rollback; a person must decide again"

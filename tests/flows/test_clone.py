@@ -724,9 +724,8 @@ def test_a_part_that_the_remote_lost_costs_no_other_output(checkout: Path, tmp_p
     Path("dvc.lock").unlink()
     for words in (["init", "-q"], ["remote", "add", "-q", "--default", "store", str(tmp_path / "store")]):
         subprocess.run([*dvc, *words], check=True)
-    stages = "".join(
-        f"  {name}:\n    cmd: mkdir {name}; echo {name} > {name}/part\n    outs: [{name}]\n" for name in "ab"
-    )
+    write = "mkdir {0}; echo {0} > {0}/part; echo {0}2 > {0}/2"
+    stages = "".join(f"  {name}:\n    cmd: {write.format(name)}\n    outs: [{name}]\n" for name in "ab")
     Path("dvc.yaml").write_text(f"stages:\n{stages}")
     for words in ("repro", "push"):
         subprocess.run([*dvc, words, "-q"], check=True)

@@ -107,8 +107,8 @@ def _draw(folder: Path, spec: DatasetSpec, name: str) -> None:
 def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, str]:
     """Write the files of an imported data set. Returns the digests of the files that it was read from."""
     folder.chmod(0o700)  # whoever may read the source, these are rows of it
-    _, _, digests = _recognised(spec, task)
-    source, apart, _ = _recognised(spec, task)  # anew, so that a header is no older than the digests
+    digests = _digests(*_recognised(spec, task))
+    source, apart = _recognised(spec, task)  # anew, so that a header is no older than the digests
     if spec.use not in source.uses:
         raise DataError(
             f"imports.{name}.use is {spec.use}, but {spec.source} is {source.kind} data, which is for "
@@ -131,8 +131,8 @@ def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, 
             f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
             f"{_reasons(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
         )
-    if _recognised(spec, task)[2] != digests:
-        raise DataError(f"{spec.source} changed while it was read; import {name} again when nothing writes to it")
+    if _digests(source, apart) != digests:
+        raise DataError(f"a source of {name} changed while it was read; import it again when nothing writes to it")
     echo(
         f"{name}: of {intake.read:,} rows {intake.kept:,} are kept, {intake.elsewhere:,} belong to another pool and "
         f"{intake.refused.total():,} were refused{_reasons(intake)}"
@@ -144,11 +144,14 @@ def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, 
     return digests
 
 
-def _recognised(spec: ImportSpec, task: Task) -> tuple[Source, Source | None, dict[str, str]]:
-    """The source of an import, that of the rows to leave out, and the digests of the files of both."""
-    source, apart = task.recognise(Path(spec.source)), task.recognise(Path(spec.without)) if spec.without else None
+def _recognised(spec: ImportSpec, task: Task) -> tuple[Source, Source | None]:
+    """The source of an import, and that of the rows to leave out."""
+    return task.recognise(Path(spec.source)), task.recognise(Path(spec.without)) if spec.without else None
+
+
+def _digests(source: Source, apart: Source | None) -> dict[str, str]:
     files = {**source.files, **({f"without/{file}": path for file, path in apart.files.items()} if apart else {})}
-    return source, apart, {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
+    return {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
 
 
 def _reasons(intake: Intake) -> str:

@@ -119,7 +119,7 @@ def check_apart(params: Params, model: Model, cases: Sequence[Case]) -> None:
     """Refuse imported cases that share a patient or a text with cases on which the model or its ancestors were trained
     or, where those are here, mined. Cases that errors are mined on are compared with the model's own exam.
 
-    Raises DataError for such a case, and ArtefactError if training data is missing.
+    Raises DataError for such a case, and ArtefactError if training data is missing, or if data here was altered.
     """
     if model.kind == "base" or not any(map(importing.is_imported, cases)):
         return

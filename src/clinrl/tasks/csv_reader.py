@@ -28,8 +28,8 @@ MAX_ROW_BYTES: Final = 1 << 20
 """The most bytes of a line, and the most characters of a record with its quoted line ends. Longer ones are refused
 unread, so that no file can fill the memory. The csv module's own limit is too low for the abstracts of one record."""
 
-_NO_CP1252: Final = re.compile(rb"[\x81\x8d\x8f\x90\x9d]|[a-z][\x82-\x84\x86-\x8b\x8e\x98\x99\x9b\x9f][a-z]")
-"""A byte that cp1252 does not have, or between two letters a sign or a capital: a vowel of Mac Roman or of DOS."""
+_NO_CP1252: Final = re.compile(rb"[\x81\x8d\x8f\x90\x9d]|[a-z][\x82-\x84\x87-\x8b\x8e\x98\x9b\x9f][a-z]")
+"""A byte that cp1252 does not have, or between two letters a sign or a capital: some vowels of Mac Roman or DOS."""
 
 
 @dataclass(frozen=True)
