@@ -40,8 +40,8 @@ KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
 """Seconds that a process may take from accepting a run to `begin`."""
 LEASE_S = 86400.0
-"""Seconds after which the server frees a slot whose holder is silent: Prefect's maximum. Prefect renews a lease after 18
-hours, and never again if that fails. `sweep` and `lost_workers` free the slots of the dead earlier."""
+"""Seconds until the server frees a slot whose holder is silent: Prefect's longest. It renews a lease after 18 hours,
+and never again if that fails. `sweep` and `lost_workers` free the slots of the dead earlier."""
 
 _PROCESS, _LEASE = "process:", "lease-{}:"  # by slot, of which a run may hold two
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
