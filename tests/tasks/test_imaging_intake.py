@@ -564,7 +564,7 @@ def test_a_folder_without_such_records_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(DataError, match="holds 2 files for the use exam; keep one"):
         recognise(tmp_path)
     (tmp_path / "train_ct.jsonl").touch()
-    with pytest.raises(DataError, match=r"train_ct\.jsonl names no use; call it train, mine or exam, or put it elsewh"):
+    with pytest.raises(DataError, match=r"train_ct\.jsonl is named after no use; it must be"):
         recognise(tmp_path)
 
 

@@ -375,7 +375,7 @@ def test_a_source_without_a_case_is_refused_and_leaves_nothing(project, tmp_path
     params = dolls.params(imports={"n1": {"task": "esi", "task_version": 2, "use": "train", "source": str(path)}})
     with pytest.raises(DataError) as refused:
         dataset.stage(params, "n1")
-    assert "gives n1 no case: of 3 rows 3 were refused (" in str(refused.value)
+    assert "gives n1 no case: of 3 rows 0 are kept, 0 belong to another pool and 3 were refused (" in str(refused.value)
     assert "(2 for column instruction is none of the three known questions; 1 for column instruction " in str(
         refused.value
     )

@@ -17,15 +17,13 @@ from clinrl.config.schema import DatasetSpec, ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError, echo
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
-from clinrl.tasks.importing import COLUMNS, Intake, Source, identities
+from clinrl.tasks.importing import COLUMNS, Intake, identities, opened
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Manifest
 
 CACHE = Path(".dvc/cache")
 TICK_ROWS = 1_000
 """Imported rows between two updates of the progress bar."""
-MAX_REASONS = 5
-"""The number of refusal reasons that the error about a source without cases names, the most frequent first."""
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is refused before it is parsed, so that a file without line ends cannot fill the memory."""
 
@@ -107,8 +105,8 @@ def _draw(folder: Path, spec: DatasetSpec, name: str) -> None:
 def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, str]:
     """Write the files of an imported data set. Returns the digests of the files that it was read from."""
     folder.chmod(0o700)  # whoever may read the source, these are rows of it
-    digests = _digests(*_recognised(spec, task))
-    source, apart = _recognised(spec, task)  # anew, so that a header is no older than the digests
+    _, _, digests = opened(task, spec.source, spec.without)
+    source, apart, _ = opened(task, spec.source, spec.without)  # anew, so that a header is no older than the digests
     if spec.use not in source.uses:
         raise DataError(
             f"imports.{name}.use is {spec.use}, but {spec.source} is {source.kind} data, which is for "
@@ -127,37 +125,15 @@ def _import(folder: Path, spec: ImportSpec, name: str, task: Task) -> dict[str, 
                 advance(intake.read - shown)
                 shown = intake.read
     if not intake.kept:
-        raise DataError(
-            f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
-            f"{_reasons(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
-        )
-    if _digests(source, apart) != digests:
+        raise DataError(f"{spec.source} gives {name} no case: {intake.outcome()}; check the file and the use")
+    if opened(task, spec.source, spec.without)[2] != digests:
         raise DataError(f"a source of {name} changed while it was read; import it again when nothing writes to it")
-    echo(
-        f"{name}: of {intake.read:,} rows {intake.kept:,} are kept, {intake.elsewhere:,} belong to another pool and "
-        f"{intake.refused.total():,} were refused{_reasons(intake)}"
-    )
+    echo(f"{name}: {intake.outcome()}")
     artifacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
     if CACHE.parent.is_dir():  # DVC would make it open to others
         CACHE.mkdir(exist_ok=True)
         CACHE.chmod(0o700)
     return digests
-
-
-def _recognised(spec: ImportSpec, task: Task) -> tuple[Source, Source | None]:
-    """The source of an import, and that of the rows to leave out."""
-    return task.recognise(Path(spec.source)), task.recognise(Path(spec.without)) if spec.without else None
-
-
-def _digests(source: Source, apart: Source | None) -> dict[str, str]:
-    files = {**source.files, **({f"without/{file}": path for file, path in apart.files.items()} if apart else {})}
-    return {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
-
-
-def _reasons(intake: Intake) -> str:
-    """The reasons for refused rows, with counts."""
-    found = [f"{count:,} for column {of} {reason}" for (of, reason), count in intake.refused.most_common(MAX_REASONS)]
-    return f" ({'; '.join(found)})" if found else ""
 
 
 def read_cases(folder: Path, task: Task) -> Iterator[Case]:

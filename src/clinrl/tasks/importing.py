@@ -21,6 +21,7 @@ from typing import Any, TextIO, TypeVar, cast, get_args
 from pydantic import BaseModel
 
 from clinrl import paths
+from clinrl.artifacts import sha256_file
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task, pool_at
 from clinrl.tasks.marks import holds_mark
@@ -28,6 +29,8 @@ from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, la
 
 MARK = "/imported/"
 MAX_NARRATIVE_CHARACTERS = 4_000
+MAX_REASONS = 5
+"""The number of reasons for refusals that `Intake.outcome` names, the most frequent first."""
 COLUMNS = ("file", "line", "column", "reason")
 """The columns of the list of refused rows."""
 
@@ -135,6 +138,13 @@ class Intake:
         """Count a refused row, and list it."""
         self.refused[unclear.column, unclear.reason] += 1
         self.refused_to.write(f"{file}\t{line}\t{unclear.column}\t{unclear.reason}\n")
+
+    def outcome(self) -> str:
+        """The counts in words, with the commonest reasons for refusals."""
+        found = [f"{count:,} for column {of} {reason}" for (of, reason), count in self.refused.most_common(MAX_REASONS)]
+        why = f" ({'; '.join(found)})" if found else ""
+        kept = f"of {self.read:,} rows {self.kept:,} are kept, {self.elsewhere:,} belong to another pool and "
+        return f"{kept}{self.refused.total():,} were refused{why}"
 
     def record(self, source: "Source") -> dict[str, Any]:
         """The record of an import for reports, which may hold no more than counts and names of columns."""
@@ -247,6 +257,13 @@ def sift(
             continue
         intake.kept += 1
         yield case_line(task, f"{use}{MARK}{taken.pseudonym}", taken.facts, taken.key)
+
+
+def opened(task: Task, path: str, without: str | None) -> tuple[Source, Source | None, dict[str, str]]:
+    """The source at a path, that of the rows to leave out, and the digests of the files of both, taken afterwards."""
+    source, apart = task.recognise(Path(path)), task.recognise(Path(without)) if without else None
+    files = {**source.files, **({f"without/{file}": at for file, at in apart.files.items()} if apart else {})}
+    return source, apart, {file: sha256_file(at) for file, at in sorted(files.items())}
 
 
 def identities(source: Source) -> frozenset[str | bytes]:

@@ -130,7 +130,7 @@ def _parts(path: Path) -> tuple[Part, ...]:
     files = sorted(file for file in path.iterdir() if file.is_file())
     for file in files:
         if _OF_RECORDS.search(file.name) and file.name.split(".")[0] not in SHARES:
-            raise DataError(f"{file} names no use; call it train, mine or exam, or put it elsewhere")
+            raise DataError(f"{file} is named after no use; {EXPECTED}")
     for use in SHARES:
         found = [file for file in files if file.name.split(".")[0] == use]
         if len(found) > 1:
