@@ -86,7 +86,7 @@ def carry_out(
         decision = steps.decide(name)
         pages.show_decision(decision)
         if not decision.promote:
-            return Completed(name=REFUSED, message=f"{name} may not be promoted: {' '.join(decision.reasons)}")
+            return Completed(name=REFUSED, message=f"{name} may not be promoted: {'; '.join(decision.reasons)}")
         hand_over()
         approval, reason = answer(params, decision, approver)
         if approval is None:

@@ -121,8 +121,7 @@ def renew(
 ) -> State[None]:
     """Build what is stale, and release or draft; the state says how that ended.
 
-    `check` is called before any work, and raises if its results could not be handed over; it notes that drift has a
-    consequence. `hand_over` as in
+    `check` is called before any work, and raises if its results could not be handed over; `hand_over` as in
     `flows.release.carry_out`. Raises GateError before any work if the registry has another champion than the audit log.
     """
     left = unfinished(params, versions := of_task(params, task))

@@ -19,8 +19,6 @@ from flows import credentials, servers
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
-CHECKED_S = 1.0
-"""Seconds between two looks at whether the servers run."""
 PORTS = 4200, 5000
 """Of Prefect and MLflow, where nothing else is asked for."""
 ADDRESSES = """Prefect  {prefect}  (log in with PREFECT_API_AUTH_STRING of {file})
@@ -51,7 +49,7 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
         while runner.poll() is None:
             for name, server in started.items():
                 servers.check_runs(name, server)
-            time.sleep(CHECKED_S)
+            time.sleep(1)
         return int(runner.returncode)
     return 0
 

@@ -289,6 +289,8 @@ def read_manifest(folder: Path) -> Manifest:
 
     def missing() -> str:
         name, stage = folder.name, _maker(folder)
+        if folder.parent.name == "bases" and not stage:
+            stage = f"base@{name}"
         if folder.parent.name == "cases" and not stage:
             stage = f"dataset@{name}`, or `dvc repro import@{name}` if it is under `imports"
         makes = f"`dvc repro {stage}`, which makes it" if stage else "`clinrl plan`, which says what is missing"

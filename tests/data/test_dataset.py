@@ -97,6 +97,8 @@ def test_missing_data_is_named() -> None:
         ArtefactError, match=r"no manifest\.json; run `dvc repro dataset@esi-d3`, or `dvc repro import@"
     ):
         dataset.read_cases(FOLDER, get_task("esi"))
+    with pytest.raises(ArtefactError, match=r"no manifest\.json; run `dvc repro base@esi`, which makes it"):
+        artifacts.read_manifest(paths.base("esi"))
     dataset.stage(params(), "esi-d3")
     FILE.unlink()
     with pytest.raises(ArtefactError, match=r"cases.jsonl is missing.*dvc repro dataset@esi-d3"):

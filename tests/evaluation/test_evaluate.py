@@ -18,7 +18,7 @@ from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, 
 from clinrl.config.model import Model
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluation import answers, evaluate
+from clinrl.evaluation import answers, evaluate, notebook
 from clinrl.evaluation.evaluate import grade, reports_of, write_reports
 from clinrl.intervals import paired
 from clinrl.models import bases
@@ -441,6 +441,12 @@ def test_a_doll_sits_the_exam_from_base_to_report(doll):
     assert base != (paths.graded("v1") / "direct.jsonl").read_text()
     evaluate.stage(doll, "v1")
     assert (dolls.files(paths.graded("v1")), dolls.files(paths.report("v1"))) == first
+
+    given = notebook.evaluate(doll, "v1", get_task("esi").cases(2, 7, pool="mine", mix="reporting"))
+    assert {mode: one.n for mode, one in given.items()} == {"direct": 2, "think": 2}
+    for strange in ([], get_task("imaging").cases(2, 7, pool="mine", mix="reporting")):
+        with pytest.raises(ParamsError, match="v1 answers cases of esi, and other ones or none were given"):
+            notebook.evaluate(doll, "v1", strange)
 
     seal(paths.base("esi"), kind="base", name="esi", task="esi", task_version=2, spec={"seed": 2}, inputs={})
     with pytest.raises(ArtefactError, match="made from another base"):

@@ -738,7 +738,14 @@ def test_a_part_that_the_remote_lost_costs_no_other_output(checkout: Path, tmp_p
     assert not Path("a").exists()
 
 
-@pytest.mark.parametrize(("why", "is_away"), [("internal error", True), ("The specified key does not exist.", False)])
+@pytest.mark.parametrize(
+    ("why", "is_away"),
+    [
+        ("internal error", True),
+        ("The specified key does not exist.", False),
+        ("[Errno 2] No such file or directory: 'x'", False),
+    ],
+)
 def test_a_remote_that_fails_in_a_pull_is_not_one_that_lacks_files(
     monkeypatch: pytest.MonkeyPatch, why: str, is_away: bool
 ) -> None:
@@ -746,6 +753,13 @@ def test_a_remote_that_fails_in_a_pull_is_not_one_that_lacks_files(
     says = f"ERROR: failed to transfer 'md5: 00' - {why}\nERROR: failed to pull data from the cloud\n"
     monkeypatch.setattr(remote, "_dvc", lambda *_: subprocess.CompletedProcess([], 1, "", says))
     with pytest.raises(clone.Away, match="failed to transfer") if is_away else nullcontext():
+        remote.pull(["train@v1"])
+
+
+def test_what_a_checkout_refuses_after_a_pull_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = {"pull": "ERROR: failed to pull data from the cloud\n", "checkout": "clinrl: data/x leads out\n"}
+    monkeypatch.setattr(remote, "_dvc", lambda verb, *_: subprocess.CompletedProcess([], 1, "", says[verb]))
+    with pytest.raises(Refused, match="data/x leads out"):
         remote.pull(["train@v1"])
 
 

@@ -285,17 +285,21 @@ def test_where_no_champion_came_before_a_person_has_to_decide(released: None, pr
     assert says == "v1 is above its limit, and no champion before it is registered; a person must decide"
 
 
-def test_an_approver_whose_key_is_elsewhere_has_to_give_the_command_there(released: None, prefect: None) -> None:
+def test_an_approver_whose_key_is_elsewhere_has_to_give_the_command_there(
+    released: None, prefect: None, monkeypatch: Any
+) -> None:
     """A rollback that nothing here can sign would fail at each check."""
     from flows.watch import left_to_a_person, rollback
 
     grace = keys._signer_of(generate_private_key(SECP256R1()))
     settle(champions.ADA, approvers={champions.ADA: grace.key.line, "Grace Hopper": keys.keyring()[keys.OURS].line})
-    says = "v1 is above its limit, and the key of Ada Lovelace is not this machine's; give `clinrl rollback esi --appro"
+    says = "v1 is above its limit, and no key of this machine is that of Ada Lovelace; give `clinrl rollback esi --ap"
     assert left_to_a_person(load_params(), "esi", versions.find("esi", "v1")).startswith(says)
     harm("v1")
-    with pytest.raises(GateError, match="the key of Ada Lovelace is not this machine's"):
+    with pytest.raises(GateError, match="no key of this machine is that of Ada Lovelace"):
         rollback("esi")
+    monkeypatch.setattr(keys, "signer", lambda _: grace)  # as if CLINRL_SIGNING_KEY held hers
+    assert left_to_a_person(load_params(), "esi", versions.find("esi", "v1")) == ""
 
 
 def test_a_last_line_that_another_approver_signed_counts(released: None, prefect: None) -> None:

@@ -324,7 +324,7 @@ def test_an_import_and_its_proof(project):
         assert all(len(digest) == 64 for digest in manifest.inputs.values())
 
 
-def test_while_it_is_written_an_import_is_its_owners_alone(project, monkeypatch):
+def test_while_it_is_written_an_import_is_its_owners_alone(project, monkeypatch, capsys):
     """A killed import leaves its folder as it is."""
     seen, progress = [], dataset.progress
 
@@ -335,6 +335,9 @@ def test_while_it_is_written_an_import_is_its_owners_alone(project, monkeypatch)
     monkeypatch.setattr(dataset, "progress", watched)
     dataset.stage(project, "mietic-36")
     assert seen == [0o700]
+    counts = json.loads((paths.cases("mietic-36") / paths.IMPORT_FILE).read_text())
+    says = f"clinrl: mietic-36: of {counts['read']} rows {counts['kept']} are kept, 0 belong to another pool and "
+    assert f"{says}{counts['refused']} were refused (" in capsys.readouterr().err
 
 
 def test_a_source_that_is_replaced_while_it_is_read_is_no_import(project, tmp_path, monkeypatch):

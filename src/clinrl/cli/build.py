@@ -209,7 +209,7 @@ EVALUATE = {
         description="Prints what NAME did with a case of its exam: the request, each turn, what was decided and "
         "what was right, and the score term by term. Reads the graded answers; asks no model. EPISODE is a case id, "
         "the beginning of one, or a number in the order of the exam.",
-        examples="clinrl show esi-v49 1\nclinrl show esi-v49 esi-00a1 --mode direct\nclinrl show esi-v49 --random 7\n"
+        examples="clinrl show esi-v49 1\nclinrl show esi-v49 esi-0a4e --mode direct\nclinrl show esi-v49 --random 7\n"
         "clinrl show esi-v49 --wrong 3\nclinrl show esi-base --wrong --json",
         runs="evaluation.show:stage",
         arguments=(

@@ -1,6 +1,6 @@
 """Functions for notebooks, which evaluate a model or compare two and return reports. They write nothing below data/."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +25,14 @@ GIVEN = "given cases"
 """The name of the exam in a report on given cases."""
 
 
-def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | None = None) -> dict[str, EvalReport]:
+def evaluate(params: "Params", model: "str | Champion", cases: Iterable[Case] | None = None) -> dict[str, EvalReport]:
     """Let a model answer its exam, or the given cases, and return the report of each mode. Writes nothing.
 
     `model` is a version, a merge or `<task>-base`, or one of the registry, whose adapter must be in this checkout. The
     training cases are not read, so the reports have no rows that learn from them, and none of the parent and no tests
-    against it. Raises ParamsError for an unknown name, ArtefactError if an input is missing or altered, or differs from
-    the model in the registry, and DataError for cases of patients that the model was trained on.
+    against it. Raises ParamsError for an unknown name or without a case of the task, ArtefactError if an input is
+    missing or altered, or differs from the model in the registry, and DataError for cases of patients that the model
+    was trained on.
     """
     chosen = params.model(_name(model))
     digests = made_of(chosen.task, chosen.folder)
@@ -42,6 +43,8 @@ def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | 
     if cases is None:
         run = open_run(params, chosen)
     else:
+        if not (cases := tuple(cases)) or not all(isinstance(case, chosen.task.Case) for case in cases):
+            raise ParamsError(f"{chosen.name} answers cases of {chosen.task.name}, and other ones or none were given")
         run = run_of(params, replace(chosen, exam=GIVEN), cases, digest([case.id for case in cases]))
     check_apart(params, run.model, run.cases)
     judges = Judges(paths.base(run.task.name))

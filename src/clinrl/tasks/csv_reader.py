@@ -93,7 +93,8 @@ def open_table(path: Path) -> Table:
 def locate(folder: Path, name: str) -> Path | None:
     """The file `name`, plain or .gz, in a folder or its subfolders ed/ and hosp/; None if it is in none of them.
 
-    Raises DataError for several, which may be of different age."""
+    Raises DataError for several, which may be of different age.
+    """
     places = [place / f"{name}{end}" for place in (folder, folder / "ed", folder / "hosp") for end in ("", ".gz")]
     found = [path for path in places if path.is_file()]
     if len(found) > 1:
