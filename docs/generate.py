@@ -32,6 +32,7 @@ from clinrl.evaluation.record import Record
 from clinrl.reports import numbers, render, results
 from clinrl.signing.keys import Key
 from clinrl.tasks.base import get_task, task_names
+from clinrl.tasks.esi.words import wordings
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -340,11 +341,22 @@ def complaints(report: Compared) -> str:
 
 def handbook(report: Compared) -> str:
     """The registered measure of its two rows with and without the cases whose label stands in no handbook."""
+    plan = report.primary.registration
+    return by_kind(report, labelled, (plan.second, plan.first), {"all but these": {""}})
+
+
+def onset(report: Compared) -> str:
+    """The main measure in critical patients whose note names a sudden onset, and in those whose note does not."""
+    return by_kind(report, begun, ("v43", "v49", "boosted trees"), {})
+
+
+def by_kind(report: Compared, of_case: Any, shown: Sequence[str], some: Mapping[str, set[str]]) -> str:
+    """The main measure of some rows in all cases, in some kinds together, and in each kind; "" is in no kind."""
     task, params = get_task(report.task), load_params(ROOT / "params.yaml")
     cases = list(dataset.draw(params.datasets[report.exam]))
-    harm, plan, kinds = task.metrics[report.columns[0]], report.primary.registration, [labelled(case) for case in cases]
-    pair, modes = (plan.second, plan.first), [section.mode for section in report.sections if section.part == ALL]
-    groups = {"all": set(kinds), "all but these": {""}} | {kind: {kind} for kind in sorted({*kinds} - {""})}
+    harm, kinds = task.metrics[report.columns[0]], [of_case(case) for case in cases]
+    modes = [section.mode for section in report.sections if section.part == ALL]
+    groups = {"all": set(kinds), **some} | {kind: {kind} for kind in sorted({*kinds} - {""})}
     lines = []
     for says, group in groups.items():
         of = [place for place, kind in enumerate(kinds) if kind in group]
@@ -353,10 +365,18 @@ def handbook(report: Compared) -> str:
                 mean(harm.of(task.label(cases[place]), answers[place]) for place in of)
                 for answers in (answered(report.task, version, mode) for version in seeds(report, row))
             ])
-            for mode in modes for row in pair
+            for mode in modes for row in shown
         ]  # fmt: skip
         lines.append([says, len(of), *cells])
-    return render.table(["cases", "n", *(f"{row}, {mode}" for mode in modes for row in pair)], lines)
+    return render.table(["cases", "n", *(f"{row}, {mode}" for mode in modes for row in shown)], lines)
+
+
+def begun(case: Any) -> str:
+    """Whether the note on a critical patient of triage has a phrase for a sudden onset; empty for other patients."""
+    if get_task("esi").label(case) > 2:
+        return ""
+    own = set(wordings("styles/sudden_onset", "base_only")) - {"since this morning"}  # a slow onset may have it too
+    return f"level 1 or 2, {'one' if any(phrase in case.facts.narrative for phrase in own) else 'none'} of the phrases"
 
 
 def labelled(case: Any) -> str:
@@ -368,8 +388,9 @@ def labelled(case: Any) -> str:
 
 
 def seeds(report: Compared, name: str) -> tuple[str, ...]:
-    """The versions of a row."""
-    return next(row.versions for row in report.sections[0].rows if row.name == name)
+    """The versions of a row, or the rival that it is."""
+    rivals = load_params(ROOT / "params.yaml").comparisons[report.name].rivals
+    return next(row.versions or (rivals[name],) for row in report.sections[0].rows if row.name == name)
 
 
 def answered(task: str, version: str, mode: str) -> tuple[Any, ...]:
@@ -385,7 +406,7 @@ def ranging(of_seeds: Sequence[float]) -> str:
 
 TABLES = {
     "questions": questions, "parts": parts, "partition": partition, "rows": rows, "words": words,
-    "complaints": complaints, "handbook": handbook,
+    "complaints": complaints, "handbook": handbook, "onset": onset,
 }  # fmt: skip
 """What a marker may ask for."""
 WORDS = {
