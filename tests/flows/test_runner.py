@@ -12,6 +12,8 @@ import httpx
 import pytest
 from prefect import State, flow, get_client
 from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import DeploymentFilter
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.flow_engine import run_flow
 from prefect.schedules import Cron
 from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
@@ -67,6 +69,17 @@ def test_of_runs_that_were_due_while_the_machine_was_off_one_is_enough(prefect: 
         begun(failed)
         due()  # a person's, of no deployment
     assert overtaken[6:] == [False, False]
+
+
+def test_a_server_schedules_what_is_due(prefect: None) -> None:
+    """If its libraries keep it from that, only its log says so, and its pages look healthy."""
+    with get_client(sync_client=True) as client:
+        weekly = [{"schedule": CronSchedule(cron="0 3 * * 1"), "active": True}]
+        deployment = client.create_deployment(client.create_flow(waits), name="due", schedules=weekly)
+        client._client.post(f"/deployments/{deployment}/schedule", json={}).raise_for_status()
+        runs = client.read_flow_runs(deployment_filter=DeploymentFilter(id={"any_": [deployment]}))
+    assert len(runs) >= 3
+    assert all(run.auto_scheduled and run.state is not None and run.state.is_scheduled() for run in runs)
 
 
 def test_what_somebody_switched_off_on_the_server_stays_off(prefect: None) -> None:

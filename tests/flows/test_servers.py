@@ -127,6 +127,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
 
         retraining: Any = eventually(deployment, 300)
         assert [(schedule.schedule.cron, schedule.active) for schedule in retraining.schedules] == [("0 3 * * 1", True)]
+        eventually(lambda: any(run.auto_scheduled for run in client.read_flow_runs()), 120)
         run = client.create_flow_run_from_deployment(retraining.id)
 
         def state(name: str) -> bool:
