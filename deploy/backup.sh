@@ -193,7 +193,10 @@ check() {
 }
 
 restore_backup() {
-    [[ $store != sqlite:* || ! -e ${store#sqlite:///} ]] || fail "${store#sqlite:///} exists; move it away first"
+    local left  # an old journal would be played into the new store
+    for left in "${store#sqlite:///}"{,-journal,-wal}; do
+        [[ $store != sqlite:* || ! -e $left ]] || fail "$left exists; move it away first"
+    done
     ! holds "$artifacts" || fail "$artifacts is not empty; move it away first"
     local later= saved=$folder/checkout/$audit_log
     if [[ -e $audit_log ]] && ! cmp -s -n "$(stat -c %s "$audit_log")" "$audit_log" "$saved"; then

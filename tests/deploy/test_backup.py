@@ -120,6 +120,9 @@ def test_a_lost_project_is_whole_again_and_its_champion_loads(project: Path, tmp
     assert script("make", str(tmp_path / "backup")).stderr.endswith("exists; a backup is a new folder\n")
     again = script("restore", str(tmp_path / "backup"))
     assert (again.returncode, again.stderr) == (1, "clinrl: mlruns/mlflow.db exists; move it away first\n")
+    Path("mlruns/mlflow.db").rename("mlruns/mlflow.db-journal")  # of a process that was killed
+    again = script("restore", str(tmp_path / "backup"))
+    assert (again.returncode, again.stderr) == (1, "clinrl: mlruns/mlflow.db-journal exists; move it away first\n")
 
 
 BESIDE = """#!/bin/sh

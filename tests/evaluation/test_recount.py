@@ -60,6 +60,6 @@ def test_modes_are_compared_in_the_order_of_the_report(order):
     assert recount._order(["direct", "think"], written) == order
 
 
-@pytest.mark.parametrize("written", [{}, [], {"between_modes": {"a_b": {}}}])
+@pytest.mark.parametrize("written", [{}, [], {"between_modes": None}, {"between_modes": {"a_b": {}}}])
 def test_a_report_that_compares_other_modes_is_counted_in_the_order_of_params(written):
     assert recount._order(["direct", "think"], written) == ("direct", "think")

@@ -65,5 +65,7 @@ def test_two_models_are_compared_on_the_exam_that_both_took(project):
         evaluate.keep(folder, run, {"exam": run.exam_digest, "adapter": run.adapter_digest})
     there, back = (notebook.compare(fresh, *names)["think"][0].difference for names in (("v1", "v2"), ("v2", "v1")))
     assert (there.n, there.value) == (3, -back.value)
+    shutil.rmtree(paths.graded("v1"))
+    assert notebook.compare(fresh, "v1", "v2")["think"][0].difference == there, "the resit alone is compared"
     with pytest.raises(ParamsError, match="v1 took x1, v2 x2: no exam is common"):
         notebook.compare(dolls.params(datasets=DATASETS, versions=versions), "v1", "v2")

@@ -253,7 +253,8 @@ def test_one_command_brings_all_that_models_lack(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for model in models:
         run = answers.run_of(params, model, [], "")
-        for load in (partial(answers.load_report, mode="think"), partial(load_record, run)):
+        new = partial(answers.load_report, mode="new")  # of params.yaml, and not yet of dvc.lock
+        for load in (partial(answers.load_report, mode="think"), new, partial(load_record, run)):
             with pytest.raises(ArtefactError, match=f"does not exist: run `dvc repro {model.stage}`"):
                 load(name=model.name)
     stages = "baseline@esi evaluate@esi-v49 examine-fold@esi-v49-full examine-blend@esi-v46-v49"

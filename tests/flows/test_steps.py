@@ -125,11 +125,13 @@ def test_a_lock_held_by_another_dvc_is_told_from_a_failure(here: Path) -> None:
     assert failed.exit_code == 75
 
 
-def test_a_path_that_another_dvc_writes_is_told_from_a_failure(here: Path) -> None:
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_a_path_that_another_dvc_writes_is_told_from_a_failure(here: Path, is_cut_short: bool) -> None:
     from flows import steps
 
     holder = {"pid": os.getpid(), "cmd": "dvc repro"}
-    (here / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(here / "quick.txt"): holder}}))
+    held = json.dumps({"write": {str(here / "quick.txt"): holder}})
+    (here / ".dvc/tmp/rwlock").write_text("" if is_cut_short else held)  # as after a power cut
     said: list[str] = []
     code = child.run(dvc("quick"), said.append)
     busy = steps.failure("quick@x", code, said)

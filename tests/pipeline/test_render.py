@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from clinrl import paths
 from clinrl.artifacts import md5
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ParamsError
@@ -82,3 +83,10 @@ def test_a_report_that_was_cut_short_or_edited_is_named_with_what_brings_it_back
     path.write_bytes(edit(path.read_bytes()))
     with pytest.raises(ArtefactError, match=r"esi-v43/think\.json is no report; restore it with `git checkout data"):
         render.stage(params, ["esi-v43"])
+
+
+def test_a_report_of_a_simulation_in_conflict_is_named(params):
+    path = paths.retraining_report("esi")
+    path.write_bytes(b"<<<<<<< HEAD\n" + path.read_bytes())
+    with pytest.raises(ArtefactError, match=r"retraining/esi\.json is no report; restore it with `git checkout data"):
+        render.write_retraining(path)

@@ -238,7 +238,9 @@ def test_an_edited_tag_is_named(params):
         ("v2", "registry"): "the registry's tag data_digest of v2 is not what its manifest says; register it again"
     }
     versions.tag(versions.find("esi", "v2"), {"approver": "Mallory"})
-    assert "the registry names 'Mallory' as approver of v2" in broken(params)["v2", "approver"]
+    says = broken(params)["v2", "approver"]
+    assert "the registry names 'Mallory' as approver of v2" in says
+    assert "; `clinrl promote v2 --approver " in says
     with connect() as client:
         client.delete_model_version_tag("esi", "2", "data_digest")
     assert "the registry's tag data_digest of v2 is not" in broken(params)["v2", "registry"]

@@ -16,10 +16,13 @@ from clinrl.cli import main as cli
 from clinrl.config.params import load_params
 from clinrl.config.schema import Watch as Settings
 from clinrl.errors import Refused
+from clinrl.models.chat import Completion
 from clinrl.registry import versions
 from clinrl.serving import watch
 from clinrl.serving.protocol import ChatRequest
+from clinrl.serving.server import Service
 from clinrl.tasks.base import get_task
+from clinrl.types import Message
 from clinrl.watching import counts, store
 from clinrl.watching.standing import drift
 from processes import eventually
@@ -120,6 +123,25 @@ def test_an_answer_that_the_client_decoded_otherwise_is_not_compared_with_the_ex
     found = total("v1")
     assert sum(n for (feature, _), n in found.items() if feature == counts.TEXT) == len(ways)
     assert sum(n for (feature, _), n in found.items() if feature == "answer, direct") == 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "budget", "counts"),
+    [("answered", 8, 8, True), ("answered", 9, 16, False), ("max_tokens", 8, 8, True), ("max_tokens", 4, 4, False)],
+)
+def test_an_answer_of_another_length_than_the_exam_allows_is_not_compared_with_it(
+    stop: Any, tokens: int, budget: int, counts: bool
+) -> None:
+    seen: list[watch.Seen] = []
+    own = SimpleNamespace(max_new_tokens=8, temperature=0.0, top_p=1.0)
+    version: Any = SimpleNamespace(served=SimpleNamespace(modes={"direct": own}), mode=lambda _: "direct")
+    job: Any = SimpleNamespace(budget=budget, temperature=0.0, top_p=1.0)
+    watching: Any = SimpleNamespace(answered=lambda one, *_: seen.append(one))
+    service = Service(None, None, None, watching)  # type: ignore[arg-type]
+    asked = ChatRequest(model=CHAMPION, messages=[{"role": "user", "content": "Pain."}])
+    turn = Message(role="assistant", content="2")
+    service._note("chatcmpl-0", asked, version, turn, job, Completion("2", stop, tuple(range(tokens))))
+    assert [one.is_as_examined for one in seen] == [counts]
 
 
 @pytest.mark.long
@@ -328,4 +350,6 @@ def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any
         asked = ask(one, [{"role": "user", "content": "Chest pain."}])
     assert capfd.readouterr().err.count("v1 is not watched for drift: ") == 1
     assert total("v1") == counts.Counts()
+    assert cli.main(["watch", "report", "esi"]) == 1
+    assert "nothing of esi is watched here: data/cases/x1 has no manifest.json; run" in capfd.readouterr().err
     assert store.match("esi", {asked: "1"}) == 1  # a label counts all the same

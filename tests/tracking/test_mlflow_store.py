@@ -165,9 +165,15 @@ def ask():
         client.get_registered_model("esi")
 
 
-@pytest.mark.parametrize("code", [401, 403])
-def test_wrong_credentials_are_said_without_repeating_them(monkeypatch, code):
-    with answering(code, "You are not authenticated.") as address:
+FENCE = '{"detail": "This server asks for a user and a password."}'
+"""How a server of `make serve` answers who does not log in."""
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [(401, ["You are not authenticated."]), (403, ["No."]), (401, [FENCE, "application/json"])]
+)
+def test_wrong_credentials_are_said_without_repeating_them(monkeypatch, code, says):
+    with answering(code, *says) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://nurse:secret@{address}")
         with pytest.raises(RegistryError) as refused:
             ask()
@@ -199,13 +205,6 @@ def test_something_that_is_no_tracking_server_is_quoted_in_one_sentence(monkeypa
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "mlflow.db").write_text("hello " * 1000)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    with pytest.raises(RegistryError, match=r"mlflow\.db refused: .*not a database"):
-        ask()
-
-
 def test_an_error_of_the_disk_is_not_taken_for_the_server_s(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with pytest.raises(FileNotFoundError), connect():
@@ -227,6 +226,18 @@ def test_artefacts_of_a_moved_store_are_found_by_who_may_only_read_it(tmp_path, 
     for address in ("file:///etc/ssl", "file:///old/artifacts/../../ssl"):
         with pytest.raises(RegistryError, match=rf"artefacts lie in {address.removeprefix('file://')}, which is not"):
             mlflow_store.beside(uri, address)
+
+
+@pytest.mark.parametrize("edit", [lambda held: b"no store" * 999, lambda held: held[:8192]])
+def test_a_damaged_store_is_one_sentence(tmp_path, monkeypatch, edit):
+    file = tmp_path / "mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}")
+    with connect():
+        pass
+    mlflow_store._client.cache_clear()
+    file.write_bytes(edit(file.read_bytes()))
+    with pytest.raises(RegistryError, match=r"mlflow\.db is damaged, or no database; restore it from a backup"):
+        ask()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What is kept of answers: numbers under hashes, once, and not for ever."""
 
 import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clinrl import paths
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, Busy
 from clinrl.watching import store
 from clinrl.watching.counts import Counts
 from processes import as_reader
@@ -100,6 +101,16 @@ def test_a_file_that_cannot_be_opened_is_not_called_damaged() -> None:
     paths.watched("esi").mkdir(parents=True)
     with pytest.raises(sqlite3.OperationalError, match="unable to open"):
         store.add("esi", "v", Counts(KEYS), {}, 90)
+
+
+def test_a_file_that_somebody_keeps_locked_is_not_called_damaged(monkeypatch: Any) -> None:
+    store.add("esi", "v", Counts(KEYS), {}, 90)
+    connect = sqlite3.connect
+    monkeypatch.setattr(store.sqlite3, "connect", lambda path, **_: connect(path, timeout=0))
+    with closing(connect(paths.watched("esi"))) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Busy, match=r"esi\.sqlite is locked by another process; give the same command again"):
+            store.days("esi", "v")
 
 
 @pytest.mark.parametrize("damaged", ["first", "last"])

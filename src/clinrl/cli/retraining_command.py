@@ -3,7 +3,7 @@
 from typing import Any
 
 from clinrl import paths
-from clinrl.analysis.retraining import SCENARIOS, World, most_discordant, simulate
+from clinrl.analysis.retraining import SCENARIOS, Row, World, most_discordant, simulate
 from clinrl.artifacts import write_json
 from clinrl.config.base import check_known
 from clinrl.config.params import Params
@@ -42,10 +42,10 @@ def stage(
             f"--discordance is {given.discordance:g}, but two models that err in {given.wrong:g} of the cases, "
             f"independently of each other, differ in {most:.4g}; give at most that"
         )
-    if write:
-        write_json(paths.retraining_report(name), report(params, name, given))
-        write_retraining(paths.retraining_report(name))
     rows = simulate(given, params.plans[name])
+    if write:
+        write_json(paths.retraining_report(name), report(params, name, given, rows))
+        write_retraining(paths.retraining_report(name))
     simulated = {row.scenario for row in rows}
     if left_out := "; ".join(scenario for scenario in SCENARIOS if scenario not in simulated):
         echo(f"left out, since a draft would gain as much as the champion errs, {wrong:.1%}: {left_out}")
@@ -64,9 +64,9 @@ def _cases(params: Params, data: str | None, what: str, option: str) -> int:
     return int(cases)
 
 
-def report(params: Params, task: str, given: World) -> dict[str, Any]:
-    """The report on a world and on three variants of it: with a larger exam, with models that err independently of each
-    other, and with lopsided drafts."""
+def report(params: Params, task: str, given: World, found: list[Row]) -> dict[str, Any]:
+    """The report on a world and what was found there, and on three variants of it: with a larger exam, with models that
+    err independently of each other, and with lopsided drafts."""
     plan = params.plans[task]
     independent = given.model_copy(update={"discordance": round(most_discordant(given.wrong), 4)})
     larger = given.model_copy(update={"cases": LARGER * given.cases})
@@ -78,7 +78,7 @@ def report(params: Params, task: str, given: World) -> dict[str, Any]:
         "studies": [
             {
                 "world": world.model_dump(mode="json"),
-                "rows": [row.model_dump(mode="json") for row in simulate(world, plan)],
+                "rows": [row.model_dump(mode="json") for row in (found if world is given else simulate(world, plan))],
             }
             for world in (given, larger, independent, lopsided)
         ],

@@ -96,7 +96,7 @@ def load_report(name: str, mode: str) -> EvalReport:
     return read_record(
         path,
         EvalReport,
-        missing=lambda: f"{path} does not exist: {remake(path, f'evaluate@{name}')}",
+        missing=lambda: f"{path} does not exist: {remake(path.with_name(SUMMARY), f'evaluate@{name}')}",
         broken=lambda _: f"{path} is no report; restore it with `git checkout {path}`",
     )
 

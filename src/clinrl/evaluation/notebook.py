@@ -65,7 +65,7 @@ def compare(params: "Params", first: "str | Champion", second: "str | Champion")
         raise ParamsError(
             f"{one.name} took {' and '.join(took)}, {other.name} {' and '.join(theirs)}: no exam is common"
         )
-    check_here(one, other)
+    check_here(*(model for model, of in ((one, took), (other, theirs)) if of[exam] == paths.graded(model.name)))
     run = open_run(params, replace(one, exam=exam))
     return {
         mode: paired.compare(

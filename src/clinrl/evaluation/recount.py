@@ -74,7 +74,7 @@ def reports(params: Params, name: str) -> dict[str, EvalReport]:
 
 def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
     """The modes in the order in which the report compares them: that in params.yaml may have changed since."""
-    tests = written.get("between_modes", {}) if isinstance(written, Mapping) else {}
+    tests = written.get("between_modes") or {} if isinstance(written, Mapping) else {}
     orders = list(permutations(modes))
     return next((order for order in orders if {f"{a}_{b}" for a, b in combinations(order, 2)} == set(tests)), orders[0])
 

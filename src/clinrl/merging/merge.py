@@ -20,7 +20,7 @@ from clinrl.artifacts import exclusive, read_manifest, seal, staged, write_json,
 from clinrl.config.machine import machine_at
 from clinrl.config.params import Params
 from clinrl.config.schema import Fold
-from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
+from clinrl.errors import ArtefactError, Refused
 from clinrl.merging import lora_delta, safetensors_io
 from clinrl.merging.check import Part, check
 from clinrl.models import bases, hub, opening
@@ -40,14 +40,11 @@ CASES, SEED = 4, 1
 def stage(params: Params, name: str) -> None:
     """Make the merge `name` and write `data/merged/<name>`, checked against base and adapters.
 
-    Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered or of
+    Raises ArtefactError if an input is missing, altered or of
     another base, Refused for an adapter that cannot be merged exactly and for a result that differs from base and
     adapter, and Busy if another command makes the same merge.
     """
-    merges = params.merges.all
-    if name not in merges:
-        raise ParamsError(f"{name!r} is not a merge; {did_you_mean(name, merges)}")
-    merge = merges[name]
+    merge = params.merges.all[name]
     task, target = get_task(merge.task), paths.merged(name)
     method: Method = "fold" if isinstance(merge, Fold) else merge.method
     weights = (1.0,) if isinstance(merge, Fold) else merge.weights

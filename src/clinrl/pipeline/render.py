@@ -1,6 +1,5 @@
 """Writes pages and figures again from the JSON reports with their numbers, without a model."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from clinrl.benchmarks import external, protocol
 from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean, echo
 from clinrl.evaluation import compare, error_analysis, evaluate
-from clinrl.reports.render import render
+from clinrl.reports.render import load, render
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import get_task
 
@@ -82,7 +81,7 @@ def reports(params: Params) -> Iterator[Report]:
 
 def write_retraining(path: Path) -> None:
     """Write the page of the simulated retraining from its JSON."""
-    write_text(path.with_suffix(".md"), render("retraining", **json.loads(path.read_bytes())))
+    write_text(path.with_suffix(".md"), render("retraining", **load(path, get_task(path.stem), (), dict)))
 
 
 def _pages(report: Path) -> dict[Path, bytes]:

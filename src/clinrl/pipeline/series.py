@@ -5,15 +5,14 @@ the table in README.md between its markers.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.analysis.compared import ALL, Compared
+from clinrl.analysis.exam import Agreement
 from clinrl.artifacts import write_text
 from clinrl.config.base import check_known
 from clinrl.config.params import Params, load_params
@@ -93,11 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _results(name: str, modes: Sequence[str], shares: Sequence[str]) -> list[str]:
     reports = [load_report(name, mode) for mode in modes]
-    found: dict[str, Any] = json.loads((paths.report(name) / BETWEEN_MODES).read_bytes())
-    agreement = found.get("mode_agreement")
+    between = load(paths.report(name) / BETWEEN_MODES, get_task(reports[0].task), modes, Agreement)
+    agreement = between.get("mode_agreement")
     return [
         *(percent(report.metrics[metric]) for report in reports for metric in shares),
-        percent(Estimate.model_validate(agreement)) if agreement else "",
+        percent(agreement) if isinstance(agreement, Estimate) else "",
     ]
 
 

@@ -169,8 +169,9 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
         )
     raise GateError(
         f"{held.name} is the champion of {model} in the registry, but not by {paths.AUDIT_LOG}: if a scheduled "
-        "retraining promoted it, merge its branch; if another checkout moved the name, pull its commit; else the name "
-        f"was moved by hand, or a rollback was cut short: {interrupted(held, lines)}, or move the name back in MLflow"
+        "retraining promoted it, merge its branch; if another checkout moved the name, pull its commit; if the "
+        "registry is a restored backup, set the alias as the log has it; else the name was moved by hand, or a "
+        f"rollback was cut short: {interrupted(held, lines)}, or move the name back in MLflow"
     )
 
 

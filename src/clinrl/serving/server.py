@@ -152,15 +152,16 @@ class Service:
             gone.cancel()
         request.scope["clinrl"] |= {"completion_tokens": written.tokens}
         turn = read_turn(written.text, is_opened)
-        self._note(answer.id, ask, version, turn, job, written.stop)
+        self._note(answer.id, ask, version, turn, job, written)
         return JSONResponse(answer.whole(turn, written.stop, written.tokens))
 
-    def _note(self, ident: str, ask: ChatRequest, version: Version, turn: Message, job: Job, stop: str) -> None:
+    def _note(self, ident: str, ask: ChatRequest, version: Version, turn: Message, job: Job, of: Completion) -> None:
         if self._watch is not None:
             mode = version.mode(ask.thinking) or ""
             own = version.served.modes[mode]
-            is_cut = stop != "answered" and job.budget < own.max_new_tokens
-            is_own = (job.temperature, job.top_p) == (own.temperature, own.top_p) and not is_cut
+            is_cut = of.stop != "answered" and job.budget < own.max_new_tokens
+            is_long = of.tokens > own.max_new_tokens  # which the exam would have cut
+            is_own = (job.temperature, job.top_p) == (own.temperature, own.top_p) and not (is_cut or is_long)
             seen = Seen(ident, ask, version, mode, turn, is_own)
             self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)
 
@@ -214,7 +215,7 @@ class Service:
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}
             turn = read_turn(written.text, is_opened)
             last = [*answer.end(turn, written.stop, written.tokens, with_usage=usage)]
-            self._note(answer.id, ask, version, turn, job, written.stop)
+            self._note(answer.id, ask, version, turn, job, written)
             for one in last:
                 yield one
         except Refusal as refusal:
@@ -350,10 +351,10 @@ def stage(
             Server(config, service).run(sockets=[listening])
         finally:
             stopping.set()
-            watch.end()
             _end(live, registry)
             if isinstance(backend, Local):
                 backend.rest(ENDING_S)
+            watch.end()  # last, since it may wait for its file: a supervisor that loses patience leaves no copy
 
 
 def _follow(live: Live, stopping: threading.Event) -> None:

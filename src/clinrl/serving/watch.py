@@ -51,7 +51,7 @@ class Seen:
     mode: str
     turn: Message
     is_as_examined: bool
-    """Whether it was decoded as in the exam, and not cut off by the client."""
+    """Whether it was decoded as in the exam, and neither cut off by the client nor longer than there."""
 
     @property
     def answer(self) -> str:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.analysis.compared import ALL, Compared, Figure
@@ -15,7 +13,7 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.resolved import uses
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY_TABLE, load_report
-from clinrl.reports import figures, numbers
+from clinrl.reports import figures, numbers, render
 from clinrl.site import charts
 from clinrl.site.charts import Intervals
 from clinrl.tasks.base import GIVEN, Task
@@ -66,7 +64,7 @@ def examined(params: Params, name: str) -> Exam:
     if not all((folder / f"{mode}.json").exists() for mode in params.modes):
         return Exam({}, {}, [], None)
     reports = {mode: load_report(name, mode) for mode in params.modes}
-    between = TypeAdapter(Agreement).validate_json((folder / BETWEEN_MODES).read_bytes())
+    between = render.load(folder / BETWEEN_MODES, params.model(name).task, params.modes, Agreement)
     table = folder / HISTORY_TABLE
     history = figures.read_table(table) if table.exists() else []
     return Exam(reports, between, history, alerts.stored(folder / ALARMS))

@@ -282,7 +282,7 @@ def _sentence(uri: str, error: Exception) -> str:
     """The error of MLflow as one sentence without passwords."""
     text = mask(" ".join(str(error).split()))
     code = getattr(error, "error_code", "")
-    if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"):
+    if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED") or "asks for a user" in text:
         return (
             f"{place(uri)} refused the credentials; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN"
@@ -291,6 +291,8 @@ def _sentence(uri: str, error: Exception) -> str:
         return f"disk is full at {place(uri)}: free some space and give the same command again"
     if "database is locked" in text:
         return f"{place(uri)} is locked by another process; give the same command again when that has ended"
+    if "disk image is malformed" in text or "is not a database" in text:
+        return f"{place(uri)} is damaged, or no database; restore it from a backup (docs/operations.md)"
     if "readonly database" in text:
         return f"{place(uri)} may only be read by you; give the command as a user who may write it and its folder"
     if "API request to" in text and "exception" in text:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 from clinrl import paths
 from clinrl.artifacts import may_write, naming
-from clinrl.errors import ArtefactError, format_value
+from clinrl.errors import ArtefactError, Busy, format_value
 from clinrl.watching.counts import LABELLED, Counts
 
 _TABLES = """
@@ -56,6 +56,10 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
         kind = error.sqlite_errorcode & 0xFF
         if kind == sqlite3.SQLITE_READONLY:
             raise OSError(errno.EACCES, str(error), str(path)) from None
+        if kind == sqlite3.SQLITE_BUSY:
+            raise Busy(
+                f"{path} is locked by another process; give the same command again when that has ended"
+            ) from None
         if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
         raise ArtefactError(f"{path} is damaged ({error}); {RESTORE}") from None
