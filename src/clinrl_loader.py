@@ -217,8 +217,8 @@ def _read_signature(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str,
     Raises Untrusted.
     """
     try:
-        if path.is_symlink() or path.stat().st_size > LARGEST:
-            raise Untrusted("it is a link, or too large for a signature")
+        if not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size > LARGEST:
+            raise Untrusted("it is a link, no file, or too large for a signature")
         bundle = json.loads(path.read_bytes())
         envelope = bundle["dsseEnvelope"]
         signer, statement = opened(envelope, keys)

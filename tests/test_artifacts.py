@@ -171,3 +171,9 @@ def test_a_hidden_folder_of_a_person_is_left_alone(tmp_path) -> None:
     with artifacts.staged(tmp_path / "made"):
         pass
     assert mine.is_dir()
+
+
+def test_a_pipe_in_place_of_a_manifest_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(ArtefactError, match=r"manifest\.json is a pipe"):
+        artifacts.read_manifest(tmp_path)

@@ -277,6 +277,8 @@ def read_record(path: Path, record: type[Record], missing: Callable[[], str], br
     `missing` and `broken` give the message, `broken` from the first fault that pydantic finds.
     """
     try:
+        if path.is_fifo():  # it would be waited for
+            raise ArtefactError(f"{path} is a pipe; see who put it there")
         return record.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ArtefactError(missing()) from None

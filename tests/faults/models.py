@@ -122,7 +122,7 @@ def _adapters() -> Iterator[Input]:
         "a rank of -1": _config(r=-1),
         "a rank of 10^9": _config(r=10**9),
         "a rank that is a text": _config(r="four"),
-        "a pattern without end": _config(target_modules="(a+)+$"),
+        "a pattern without end": _config(target_modules="(([a-z0-9_.])*)*!"),
         "modules that do not exist": _config(target_modules=["pwned"]),
         "a config of a later PEFT": _config(pwned=1),
         "a chat template that reads the system": _file(
@@ -189,7 +189,7 @@ def _hub() -> Iterator[Input]:
         "a template that reads the system": lambda hub: (hub / "chat_template.jinja").write_text(
             "{{ ''.__class__.__mro__[1].__subclasses__() }}"
         ),
-        "a template without an end": lambda hub: (hub / "chat_template.jinja").write_text(
+        "a template with a range that is too long": lambda hub: (hub / "chat_template.jinja").write_text(
             "{% for a in range(99999999) %}{{ a }}{% endfor %}"
         ),
         "a template that is none": lambda hub: (hub / "chat_template.jinja").write_text("{% for"),

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -363,6 +364,17 @@ def test_the_copies_of_a_server_that_was_killed_are_removed_at_the_next_start(
     Live(project, "esi", Local("embedded", 1), 60.0)
     assert [*copies.iterdir()] == held
     running.end()
+
+
+def test_folders_without_end_under_the_name_of_a_copy_hold_no_server_up(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in (f"{live_module.COPY}deep", *["x"] * 1500):
+        Path(name).mkdir()
+        os.chdir(name)
+    live_module._sweep()
+    os.chdir(tmp_path)
+    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)  # pytest cannot
 
 
 def test_a_pipe_under_the_name_of_a_copy_holds_no_server_up(tmp_path: Path, monkeypatch: Any) -> None:

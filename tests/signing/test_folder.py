@@ -101,6 +101,9 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'weights' of .* is a link",
     ),
     "a pipe": (lambda at: os.mkfifo(at / "pipe"), "'pipe' of .* is a link, or no file"),
+    "a pipe as signature": (
+        lambda at: ((at / SIGNATURE).unlink(), os.mkfifo(at / SIGNATURE)), "it is a link, no file, or too large"
+    ),
     "no signature": (lambda at: (at / SIGNATURE).unlink(), "is not signed: it has no model.sig"),
     "a signature elsewhere": (
         lambda at: (

@@ -90,9 +90,9 @@ def check(folder: Path) -> None:
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank <= 4096:
             raise ValueError(f"the rank r in {CONFIG} is no whole number from 1 to 4096")
         ranks, alphas = (config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
-        if not (
-            isinstance(ranks, dict) and isinstance(alphas, dict) and all(map(MODULES.fullmatch, [*ranks, *alphas]))
-        ):
+        named = [config.get(key) or [] for key in ("target_modules", "exclude_modules", "layers_pattern")]
+        patterns = [*ranks, *alphas, *(text for one in named for text in ([one] if isinstance(one, str) else one))]
+        if not (isinstance(ranks, dict) and isinstance(alphas, dict) and all(map(MODULES.fullmatch, patterns))):
             raise ValueError(f"a pattern in {CONFIG} is more than the name of modules with one .*")
         for alpha in (config.get("lora_alpha", 8), *alphas.values()):
             if not isinstance(alpha, int | float) or not abs(alpha) < 1e9:

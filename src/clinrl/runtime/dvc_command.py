@@ -128,7 +128,8 @@ REFUSED = list[str]()
 def keep_inside() -> None:
     """Make DVC refuse digests that lead out of its cache, and listings of a folder that lead out of the folder.
 
-    DVC joins both to paths as they come from a remote: anybody who can write there could replace `.git/config`.
+    DVC joins both to paths as they come from a remote: anybody who can write there could replace `.git/config`, or make
+    a repository in a folder, whose configuration names programs that git runs; `HEAD` is in each.
     """
     cache: Any = dvc_objects.db.ObjectDB
     own: Any = LocalHashFileDB  # it joins paths by itself
@@ -138,8 +139,8 @@ def keep_inside() -> None:
     def plain_listing(cls: Any, /, entries: Iterable[Mapping[str, Any]], **named: Any) -> Any:
         kept = [dict(entry) for entry in entries]
         for entry in kept:
-            if not {"", ".", ".."}.isdisjoint(str(entry["relpath"]).split("/")):
-                _refuse("a folder's listing", "the folder")
+            if not {"", ".", "..", ".git", "head"}.isdisjoint(str(entry["relpath"]).lower().split("/")):
+                _refuse("a folder's listing", "the folder, or makes a git repository there")
         return listed(cls, kept, **named)
 
     cache._oid_parts = lambda self, oid: parts(self, _digest(oid))

@@ -286,7 +286,7 @@ class Live:
 def _sweep() -> None:
     """Remove the copies of servers that were killed: nobody holds their locks."""
     for place in Path(gettempdir()).glob(f"{COPY}*"):
-        with suppress(OSError):  # of a server that runs, or somebody else's
+        with suppress(OSError, RecursionError):  # of a server that runs, or somebody else's, who may nest folders
             lock = os.open(place, os.O_DIRECTORY | os.O_NOFOLLOW)  # of somebody's pipe it would wait for a writer
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
