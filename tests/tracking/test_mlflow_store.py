@@ -110,7 +110,7 @@ def test_what_is_no_address_is_refused_without_its_password(monkeypatch, uri):
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("uri", "driver"), [("postgresql", "psycopg"), ("mysql", "MySQLdb"), ("mssql", "pyodbc")])
+@pytest.mark.parametrize(("uri", "driver"), [("postgresql", "psycopg2"), ("mysql", "MySQLdb"), ("mssql", "pyodbc")])
 def test_a_missing_driver_is_named_and_no_password(monkeypatch, uri, driver):
     if find_spec(driver) is not None:
         pytest.skip(f"{driver} is installed here")
@@ -124,8 +124,8 @@ def test_a_missing_driver_is_named_and_no_password(monkeypatch, uri, driver):
 
 def test_a_database_that_is_away_is_said_at_once(monkeypatch):
     """MLflow asks it ten times, which takes 102 s, and says nothing of that."""
-    pytest.importorskip("psycopg")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://me:secret@127.0.0.1:1/db")
+    pytest.importorskip("psycopg2")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@127.0.0.1:1/db")
     monkeypatch.setattr("mlflow.store.db.utils.time.sleep", lambda _: pytest.fail("asked again"))
     with pytest.raises(RegistryError, match=r"127.0.0.1:1 refused: .*Connection refused") as refused, connect():
         pass
