@@ -109,7 +109,7 @@ def test_a_file_that_somebody_keeps_locked_is_not_called_damaged(monkeypatch: An
     monkeypatch.setattr(store.sqlite3, "connect", lambda path, **_: connect(path, timeout=0))
     with closing(connect(paths.watched("esi"))) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(Busy, match=r"esi\.sqlite is locked by another process; give the same command again"):
+        with pytest.raises(Busy, match=r"esi\.sqlite is locked by another process; try again"):
             store.days("esi", "v")
 
 

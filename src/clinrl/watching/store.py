@@ -57,9 +57,7 @@ def _opened(model: str) -> Iterator[sqlite3.Connection]:
         if kind == sqlite3.SQLITE_READONLY:
             raise OSError(errno.EACCES, str(error), str(path)) from None
         if kind == sqlite3.SQLITE_BUSY:
-            raise Busy(
-                f"{path} is locked by another process; give the same command again when that has ended"
-            ) from None
+            raise Busy(f"{path} is locked by another process; try again when that has ended") from None
         if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
         raise ArtefactError(f"{path} is damaged ({error}); {RESTORE}") from None
