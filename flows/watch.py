@@ -23,7 +23,8 @@ from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
 from clinrl.release.moves import recorded_before, recorded_champion, rolled_back_by
-from clinrl.signing.approval import sign_approval
+from clinrl.signing import keys
+from clinrl.signing.approval import approvers
 from clinrl.watching import store
 from clinrl.watching.standing import ALARM, DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
@@ -100,10 +101,10 @@ def left_to_a_person(params: Params, task: str, champion: Entry) -> str:
     lines, approver = audit_log.lines(params), settings_of(params, task).approver
     why = "" if approver else f"params.yaml names nobody in watches.{task}.approver"
     try:
-        if approver:
-            sign_approval(params, champion.digest, approver)
-    except SignatureError:
-        why = f"no key of this machine is that of {approver}"
+        if approver and approvers(params, approver).get(approver) != keys.signer(params.scale).key:
+            why = f"no key of this machine is that of {approver}"
+    except SignatureError as error:
+        why = str(error)
     if why:
         return f"{champion.name} is above its limit, and {why}; give `clinrl rollback {task} --approver NAME`"
     if was_rolled_back(lines, champion):

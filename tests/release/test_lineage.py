@@ -240,7 +240,11 @@ def test_an_edited_tag_is_named(params):
     versions.tag(versions.find("esi", "v2"), {"approver": "Mallory"})
     says = broken(params)["v2", "approver"]
     assert "the registry names 'Mallory' as approver of v2" in says
-    assert "; `clinrl promote v2 --approver " in says
+    assert says.endswith("; `clinrl promote v2 --approver 'Ada Lovelace'` writes it again")
+    versions.tag(versions.find("esi", "v1"), {"approver": "Mallory"})
+    says = broken(params, "v1")["v1", "approver"]
+    assert "`clinrl promote" not in says, "that would decide anew, and make it champion"
+    versions.tag(versions.find("esi", "v1"), {"approver": "Ada Lovelace"})
     with connect() as client:
         client.delete_model_version_tag("esi", "2", "data_digest")
     assert "the registry's tag data_digest of v2 is not" in broken(params)["v2", "registry"]

@@ -195,7 +195,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"relpath": "../../.git/config"}, "a folder's listing"),
         ({"relpath": "/etc/passwd"}, "a folder's listing"),
         ({"relpath": "./a"}, "a folder's listing"),
-        ({"relpath": "a/.Git/config"}, "a folder's listing"),
+        ({"relpath": "a/.git/config"}, "a folder's listing"),
         ({"relpath": "HEAD"}, "a folder's listing"),
         ({"md5": "../../../evil"}, "a digest"),
     ],

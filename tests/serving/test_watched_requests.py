@@ -351,5 +351,5 @@ def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any
     assert capfd.readouterr().err.count("v1 is not watched for drift: ") == 1
     assert total("v1") == counts.Counts()
     assert cli.main(["watch", "report", "esi"]) == 1
-    assert "nothing of esi is watched here: data/cases/x1 has no manifest.json; run" in capfd.readouterr().err
+    assert "were counted on this machine, and data/cases/x1 has no manifest.json; run" in capfd.readouterr().err
     assert store.match("esi", {asked: "1"}) == 1  # a label counts all the same

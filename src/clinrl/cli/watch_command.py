@@ -31,9 +31,9 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
     entries = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
     found = [standing(params, entry) for entry in entries if entry]
     if not any(one.requests or one.safety for one in found):
-        few = "too few requests of a version were counted on this machine"
-        unseen = next((one.unseen for one in found if one.unseen), few)
-        lacks = unseen if found else "the registry has no champion or candidate"
+        few = ["too few requests of a version were counted on this machine"]
+        lacks = ", and ".join(few + [one.unseen for one in found if one.unseen][:1])
+        lacks = lacks if found else "the registry has no champion or candidate"
         raise Refused(f"nothing of {name} is watched here: {lacks}; look where `clinrl serve {name}` runs")
     rows = [{"version": one.version, **row.model_dump()} for one in found for row in (*one.safety, *one.drift[:ROWS])]
     content = [one.model_dump(mode="json") for one in found]

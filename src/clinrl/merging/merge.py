@@ -40,9 +40,8 @@ CASES, SEED = 4, 1
 def stage(params: Params, name: str) -> None:
     """Make the merge `name` and write `data/merged/<name>`, checked against base and adapters.
 
-    Raises ArtefactError if an input is missing, altered or of
-    another base, Refused for an adapter that cannot be merged exactly and for a result that differs from base and
-    adapter, and Busy if another command makes the same merge.
+    Raises ArtefactError if an input is missing, altered or of another base, Refused for an adapter that cannot be
+    merged exactly and for a result that differs from base and adapter, and Busy if another command makes it.
     """
     merge = params.merges.all[name]
     task, target = get_task(merge.task), paths.merged(name)

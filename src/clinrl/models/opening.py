@@ -30,8 +30,8 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 """Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
 MODULES = re.compile(r"\^?(?:[^\\()\[\]{}*+?|^$]|\\\W)*(?:\.\*(?:[^\\()\[\]{}*+?|^$]|\\\W)*)?")
-"""What a key of a pattern may be: a module's name, escaped or not, `^` and one `.*`. PEFT takes any regular expression,
-and some of those match without end."""
+"""What a pattern may be: a module's name, escaped or not, `^` and one `.*`. PEFT takes any regular expression, and some
+of those match without end."""
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and others subtract from them."""
 
@@ -93,7 +93,7 @@ def check(folder: Path) -> None:
         named = [config.get(key) or [] for key in ("target_modules", "exclude_modules", "layers_pattern")]
         patterns = [*ranks, *alphas, *(text for one in named for text in ([one] if isinstance(one, str) else one))]
         if not (isinstance(ranks, dict) and isinstance(alphas, dict) and all(map(MODULES.fullmatch, patterns))):
-            raise ValueError(f"a pattern in {CONFIG} is more than the name of modules with one .*")
+            raise ValueError(f"a pattern in {CONFIG} is more than the name of modules with one .*; list their names")
         for alpha in (config.get("lora_alpha", 8), *alphas.values()):
             if not isinstance(alpha, int | float) or not abs(alpha) < 1e9:
                 raise ValueError(f"an alpha in {CONFIG} is no number below a billion")

@@ -326,8 +326,8 @@ def _check_approved(params: Params, name: str, digest: str, lines: Sequence[audi
     tagged, approver = entry.tags.get("approver"), promotion.body["approver"]
     if tagged != approver:
         raise Refused(
-            f"the registry names {tagged!r} as approver of {name}, the audit log {approver!r}; "
-            f"`clinrl promote {name} --approver {approver!r}` writes it again"
+            f"the registry names {tagged!r} as approver of {name}, the audit log {approver!r}"
+            + f"; `clinrl promote {name} --approver {approver!r}` writes it again" * is_recorded
         )
     move = moves(model, lines)[-1] if is_recorded else promotion
     return move.digest, f"was approved by {move.body['approver']} at {move.at}"

@@ -139,7 +139,7 @@ def keep_inside() -> None:
     def plain_listing(cls: Any, /, entries: Iterable[Mapping[str, Any]], **named: Any) -> Any:
         kept = [dict(entry) for entry in entries]
         for entry in kept:
-            if not {"", ".", "..", ".git", "head"}.isdisjoint(str(entry["relpath"]).lower().split("/")):
+            if not {"", ".", "..", ".git", "HEAD"}.isdisjoint(str(entry["relpath"]).split("/")):
                 _refuse("a folder's listing", "the folder, or makes a git repository there")
         return listed(cls, kept, **named)
 

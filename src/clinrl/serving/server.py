@@ -351,10 +351,12 @@ def stage(
             Server(config, service).run(sockets=[listening])
         finally:
             stopping.set()
-            _end(live, registry)
-            if isinstance(backend, Local):
-                backend.rest(ENDING_S)
-            watch.end()  # last, since it may wait for its file: a supervisor that loses patience leaves no copy
+            try:
+                _end(live, registry)
+                if isinstance(backend, Local):
+                    backend.rest(ENDING_S)
+            finally:
+                watch.end()  # last, since it may wait for its file: a supervisor that loses patience leaves no copy
 
 
 def _follow(live: Live, stopping: threading.Event) -> None:
