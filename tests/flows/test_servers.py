@@ -127,7 +127,6 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
 
         retraining: Any = eventually(deployment, 300)
         assert [(schedule.schedule.cron, schedule.active) for schedule in retraining.schedules] == [("0 3 * * 1", True)]
-        eventually(lambda: any(run.auto_scheduled for run in client.read_flow_runs()), 120)
         run = client.create_flow_run_from_deployment(retraining.id)
 
         def state(name: str) -> bool:
@@ -164,6 +163,30 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
     assert served.process.wait(60) == 0
     for url in (served.prefect, served.mlflow):
         assert is_free(int(url.rsplit(":", 1)[1]))
+
+
+@pytest.mark.slow
+def test_what_is_due_begins_by_itself(project: Path) -> None:
+    from prefect import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    laid.edit(project, lambda content: content.update(watches={"esi": {"cron": "* * * * *"}}))
+    scripted.commit()
+    ports = [free_port() for _ in range(2)]
+    process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
+    assert process.stderr is not None
+    eventually(lambda: process.stderr.readline().startswith("serving"), 120)
+    login = credentials.load_credentials().PREFECT_API_AUTH_STRING
+    known = {PREFECT_API_URL: f"http://127.0.0.1:{ports[0]}/api", PREFECT_API_AUTH_STRING: login}
+    with temporary_settings(known), get_client(sync_client=True) as client:
+
+        def ended() -> bool:
+            return any(run.auto_scheduled and run.state_name == "Completed" for run in client.read_flow_runs())
+
+        eventually(ended, 240)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.mark.slow
