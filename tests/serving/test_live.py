@@ -372,9 +372,11 @@ def test_folders_without_end_under_the_name_of_a_copy_hold_no_server_up(tmp_path
     for name in (f"{live_module.COPY}deep", *["x"] * 1500):
         Path(name).mkdir()
         os.chdir(name)
-    live_module._sweep()
-    os.chdir(tmp_path)
-    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)  # pytest cannot
+    try:
+        live_module._sweep()
+    finally:
+        os.chdir(tmp_path)
+        subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)  # pytest cannot
 
 
 def test_a_pipe_under_the_name_of_a_copy_holds_no_server_up(tmp_path: Path, monkeypatch: Any) -> None:
