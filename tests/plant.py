@@ -24,6 +24,10 @@ MOTO = shutil.which("moto_server") or os.environ.get("CLINRL_TEST_MOTO", "")
 """An S3 server. It needs other libraries than this environment has, so it comes from one of its own."""
 AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 PASSWORD = "admin:not-a-secret"
+CPU = Path("/sys/fs/cgroup/cpu")
+"""Linux's control groups for processors, of version 1."""
+PERIOD_US = 20_000
+"""A group that has used up its share waits for the next period."""
 BUCKET = "s3://clinrl/mlflow"
 """Where MLflow keeps artefacts."""
 NEEDS = [
@@ -172,16 +176,40 @@ class Plant:
         env = {**self.client, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
         return self.start([sys.executable, "-m", "flows", "build", what], "build", cwd=checkout, env=env)
 
-    def worker(self, name: str, processor: int | None = None) -> "subprocess.Popen[bytes]":
-        """A machine of its own: its folder, its clones, its slot, its Prefect home; its processor, if one is named."""
+    def worker(self, name: str, processor: int | None = None, share: float = 1.0) -> "subprocess.Popen[bytes]":
+        """A machine of its own: its folder, its clones, its slot, its Prefect home; its processor, if one is named.
+
+        `share` of the processor's time at most goes to the worker and to what it starts, below 1 by a control group.
+        """
         home = self.folder / name
         home.mkdir(exist_ok=True)
         own = {"PREFECT_HOME": str(home), "CLINRL_CLONES": str(home / "clones"), "CLINRL_SLOT": f"cpu-of-{name}"}
-        alone = [] if processor is None else ["taskset", "-c", str(processor)]
+        alone = self._group(name, share) if share < 1 else []
+        alone += [] if processor is None else ["taskset", "-c", str(processor)]
         return self.start(
             [*alone, "prefect", "worker", "start", "--pool", "clinrl", "--name", name, "--limit", "1"],
             name, cwd=home, env={**self.client, **own, "PREFECT_WORKER_QUERY_SECONDS": "2"},
         )  # fmt: skip
+
+    def _group(self, name: str, share: float) -> list[str]:
+        """Words before a command that put it into a new control group, which has this share of a processor's time."""
+        first = CPU if CPU.is_dir() else CPU.parent  # version 1 has a folder for each controller, version 2 one for all
+        group, quota = first / f"clinrl-{os.getpid()}-{name}", str(round(share * PERIOD_US))
+        group.mkdir()
+        self.stack.callback(_gone, group)
+        if first == CPU:
+            limits = {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota}
+        else:
+            limits = {"cpu.max": f"{quota} {PERIOD_US}"}
+        for key, value in limits.items():
+            (group / key).write_text(value)
+        return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+
+
+def _gone(group: Path) -> None:
+    """Take a control group away, once nothing runs in it."""
+    eventually(lambda: not (group / "cgroup.procs").read_text(), 60)
+    group.rmdir()
 
 
 def _family(pid: int) -> Iterator[psutil.Process]:

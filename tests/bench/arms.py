@@ -1,8 +1,10 @@
 """What a second worker brings: imaging's eight arms built by `python -m flows build` on one worker and on two.
 
-Each worker has one processor, a clone and a cache of its own; PostgreSQL, S3, Prefect and MLflow run beside them. Two
-workers must make the same files as one. How many of them `dvc.lock` records too is a row: on a processor of another
-maker than the committed versions were trained on, GRPO's differ (docs/concepts.md says why).
+Each worker has one processor, a clone and a cache of its own, and of its processor SHARE of the time: the rest is for
+PostgreSQL, S3, Prefect, MLflow and the build, which a team runs on a machine of their own. One worker alone has no more
+of its processor than each of two. Two workers must make the same files as one. How many of them `dvc.lock` records too
+is a row: on a processor of another maker than the committed versions were trained on, GRPO's differ (docs/concepts.md
+says why).
 
   CLINRL_TEST_MOTO=/opt/moto/bin/moto_server python tests/bench/run.py arms.py
 """
@@ -32,6 +34,8 @@ ARMS = tuple(
     for arm in ("baseline", "citations", "llm-eval", "custom-embedding")
 )
 """Four published reward designs and four corrected ones, one seed each."""
+SHARE = 0.7
+"""How much of its processor a worker has: two leave the servers what they need on a machine of two processors."""
 
 
 def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, dict[str, str], dict[str, float]]:
@@ -50,7 +54,7 @@ def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, di
         servers.publish(checkout, origin)
         servers.deploy(origin)
         for number in range(workers):
-            servers.worker(f"worker-{number}", processor=number)
+            servers.worker(f"worker-{number}", processor=number, share=SHARE)
         what = load_params(checkout / "params.yaml").versions[names[0]].task
         begun = time.perf_counter()
         build, spent = servers.build(what, checkout), dict[str, float]()
@@ -87,7 +91,7 @@ def main() -> None:
         sum(seconds for name, seconds in spent[2].items() if name.startswith("worker-") == is_worker)
         for is_worker in (True, False)
     )
-    note = f"{len(ARMS)} arms of imaging, a processor each; two workers' files are those of one"
+    note = f"{len(ARMS)} arms of imaging, {SHARE} of a processor each; two workers' files are those of one"
     rows = [
         ("imaging's arms, one worker", round(took[1], 1), "s", note),
         ("imaging's arms, two workers", round(took[2], 1), "s", note),
