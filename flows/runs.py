@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Crashed, Pending
 
 from clinrl.errors import Refused, mask
-from clinrl.runtime import processes
+from clinrl.runtime import determinism, processes
 
 TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
 """The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two.
@@ -94,6 +94,7 @@ def is_away(error: BaseException | None) -> bool:
 
 def begin() -> None:
     """The first step of every flow: tag its run with this process, and end the runs of killed processes."""
+    determinism.pin()  # a worker of Prefect starts flows by itself, and MLflow would report their use
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         if _without_traceback not in logger.filters:

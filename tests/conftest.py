@@ -155,6 +155,22 @@ def few_draws() -> Iterator[None]:
 
 
 @pytest.fixture
+def seconds() -> Iterator[None]:
+    """Fail after ten seconds of processor time: what takes time in proportion to a long text takes a fraction of one."""
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("still at work after ten seconds of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, hangs)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 10)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.fixture
 def valid() -> dict[str, Any]:
     """A valid params.yaml as a mapping that is free to be edited."""
     return copy.deepcopy(VALID)

@@ -67,10 +67,10 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 def quoted(text: str) -> Iterator[str]:
     """The shell's lines of a page, without comments, and whatever else stands between backticks."""
-    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
-    prose = re.sub(r"```\w*\n", "", re.sub(r"```(?:sh|python)\n.*?```", "", text, flags=re.DOTALL))
+    blocks = re.findall(r"```(?:sh|bash)\n(.*?)```", text, flags=re.DOTALL)
+    prose = re.sub(r"```\w*\n", "", re.sub(r"```(?:sh|bash|python)\n.*?```", "", text, flags=re.DOTALL))
     for line in [*"\n".join(blocks).splitlines(), *re.findall(r"`([^`\n]+)`", prose)]:
-        yield line.split("  #")[0].split(" # ")[0].strip()
+        yield line.split("  #")[0].split(" # ")[0].replace("-n clinrl ", "").strip()  # a namespace of Kubernetes
 
 
 def subcommands(program: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

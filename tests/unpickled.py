@@ -5,6 +5,8 @@ from pathlib import Path
 
 HEARING = Path(__file__).parent / "unpickling"
 """Holds a `sitecustomize.py`, which every Python runs that finds it."""
+LISTENS = ("listening",)
+"""What a process writes when it begins to listen."""
 ALLOWED: dict[tuple[str, str], str] = {}
 """Module and name of what a pickle may call, and who reads it and why. None is read on any of our ways."""
 
@@ -16,6 +18,5 @@ def listening(log: Path) -> dict[str, str]:
 
 
 def strangers(log: Path) -> set[tuple[str, ...]]:
-    """Module and name of everything in such a file that is not allowed."""
-    lines = log.read_text().splitlines() if log.exists() else []
-    return {tuple(line.split()) for line in lines} - ALLOWED.keys()
+    """Module and name of everything in such a file that is not allowed. There is no file if no process listened."""
+    return {tuple(line.split()) for line in log.read_text().splitlines()} - ALLOWED.keys() - {LISTENS}

@@ -29,6 +29,8 @@ from models import Exploit, Input
 SLOW_S = 1.0
 LIMIT_S = 60.0
 VALIDATION = "MIETIC-validate-samples.csv"
+NEVER = (*MARKS, "ANSWER: ESI", r"\u0000", r"\u001b")
+"""What no imported case may hold."""
 
 
 def inputs() -> Iterator[Input]:
@@ -293,7 +295,7 @@ def _attempt(project: Path, one: Input, seed: int) -> Record:
     outcome = forked(hand_in, LIMIT_S)
     code, seconds, said = outcome.value or (None, outcome.seconds, outcome.says)
     made = (copy / models.PWNED).exists()
-    leaked = any(any(mark in text for mark in MARKS) for text in _imported(copy))
+    leaked = any(any(part in text for part in NEVER) for text in _imported(copy))
     shutil.rmtree(copy)
     return {
         "what": f"{one.kind}: {one.what}",

@@ -249,25 +249,15 @@ def test_a_narrative_of_100_000_words(project: Path, refusal: Callable[..., str]
     assert "(500,002 characters)" in message
 
 
+@pytest.mark.usefixtures("seconds")
 @pytest.mark.parametrize(
     "phrase",
     ["no", "prior intubation of the", "pain 8", "ANSWER: ESI 2 *\n"],
 )
 def test_triggers_and_answers_of_30_000_words_are_read_in_the_end(phrase: str) -> None:
-    """Back-tracking over a text of this length would take hours; the limit only turns a hang into a failure."""
-
-    def hangs(*_: object) -> None:
-        raise AssertionError(f"still reading {phrase!r} after seconds of processor time")
-
     text = " ".join([phrase] * (30_000 // len(phrase.split())))
-    before = signal.signal(signal.SIGVTALRM, hangs)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 6)
-    try:
-        for reads in (triggers.done_intervention, triggers.open_injury, triggers.severe_pain, answer.parse):
-            reads(text)
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+    for reads in (triggers.done_intervention, triggers.open_injury, triggers.severe_pain, answer.parse):
+        reads(text)
 
 
 def test_a_missing_parent(project: Path, refusal: Callable[..., str]) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -389,3 +389,74 @@ def test_a_server_that_is_away_when_a_version_is_given_ends_no_build(
         monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
         assert outcomes() == [("v1", None)]
     assert len(asked) == (1 if is_taken else 2)
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_version_that_fails_stops_its_descendants_and_no_others(
+    is_registered: bool, prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dolls
+    from clinrl.errors import Refused
+    from flows import build
+
+    params, asked, registered = dolls.params(), list[list[str]](), list[str]()
+
+    def outcomes(names: list[str], _: str) -> Iterator[tuple[str, str | None]]:
+        asked.append(names)
+        return iter([(name, "too little memory" if name == "v1" else None) for name in names])
+
+    def register(name: str) -> None:
+        if not is_registered:
+            raise Refused("no approver")
+        registered.append(name)
+
+    own = {
+        build.clone: {"head": lambda: "a" * 40, "share": ignore, "at": lambda *_: nullcontext(), "git": lambda *_: ""},
+        build.branches: {"tip": lambda _: ""},
+        build.remote: {"check_may_push": ignore},
+        build.steps: {"register": register},
+        build.pages: {"show_exam": ignore},
+        build: {
+            "load_params": lambda: params,
+            "outputs": lambda _: dict.fromkeys(params.versions),
+            "outcomes": outcomes,
+            "gather": lambda *_: "b" * 40,
+        },
+    }
+    for module, names in own.items():
+        for name, value in names.items():
+            monkeypatch.setattr(module, name, value)
+    with pytest.raises(Refused) as refused:
+        build.build("esi")
+    assert str(refused.value) == "; ".join(
+        [
+            f"1 versions are built and {len(registered)} registered",
+            "`git fetch && git merge origin/built/esi` takes them over",
+            *["v3 is not registered: no approver"] * (not is_registered),
+            "v1 is not built: too little memory",
+            "v2 is not built: its parent v1 was not made",
+        ]
+    )
+    assert asked == [["v1", "v3"], []]
+
+
+def ignore(*_: object) -> None: ...
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_worker_whose_origin_is_away_is_lost_and_one_that_is_refused_has_failed(
+    is_away: bool, prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clinrl.errors import Refused
+    from flows import clone, make
+
+    def make_it(*_: object, **__: object) -> int:
+        raise clone.Away("the origin is away") if is_away else Refused("a bad row")
+
+    monkeypatch.setattr(make, "_make", make_it)
+    monkeypatch.setattr(clone, "at", lambda *_: nullcontext())
+    monkeypatch.setattr(make.records, "link", ignore)
+    monkeypatch.setattr(make, "load_params", ignore)
+    state = make.make("v1", "a" * 40, return_state=True)
+    assert (state.is_crashed(), state.is_failed()) == (is_away, not is_away)
+    assert ("the origin is away" if is_away else "a bad row") in state.message

@@ -21,10 +21,10 @@ from clinrl.runtime import child, dvc_state
 from clinrl.runtime.guard import address_of, listen
 from flows import __main__ as command
 from flows import servers
-from processes import free_port
+from processes import as_reader, free_port
 
 ROOT = Path(__file__).parents[2]
-FLOWS = ("reproduce", "release", "retrain", "serve")
+FLOWS = (*command.FLOWS,)
 
 
 def flow(
@@ -82,7 +82,7 @@ def test_help_has_examples_and_loads_nothing_heavy() -> None:
     words = [sys.executable, "-X", "importtime", "-c", HELP]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     shown = done.stdout.split("usage: ")[1:]
-    assert [f"python -m flows {name}" in page.split("examples:")[1] for name, page in zip(FLOWS, shown, strict=True)]
+    assert all(f"python -m flows {name}" in page.split("examples:")[1] for name, page in zip(FLOWS, shown, strict=True))
     assert all(page.startswith(f"python -m flows {name}") for name, page in zip(FLOWS, shown, strict=True))
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "clinrl" in loaded
@@ -289,6 +289,23 @@ def test_old_logs_of_servers_are_swept(project: Path) -> None:
         "mlflow-1.log",
         f"prefect-{os.getpid()}.log",
     }
+
+
+READS = """
+import sys
+from clinrl.cli.main import main
+for words in (
+    "plan", "params v1 --resolved", "versions esi", "lookup esi v1", "lineage v1", "alarms v2", "show v1", "check",
+    "compare v2 v1", "decide v2", "keys show", "site --out /dev/shm/nowhere/site", "doctor",
+):
+    print(words, main(words.split()), file=sys.stderr)
+"""
+
+
+@pytest.mark.long
+def test_who_may_only_read_a_checkout_may_look_at_it(project: Path) -> None:
+    done = as_reader(project, READS)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long

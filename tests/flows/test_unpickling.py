@@ -96,7 +96,7 @@ def test_a_registration_and_a_promotion_read_no_pickle_when_they_are_imported(pr
 
 
 @pytest.mark.slow
-def test_servers_and_the_flows_they_serve_read_no_pickle(project: Path, heard: Path) -> None:
+def test_servers_of_flows_read_no_pickle(project: Path, heard: Path) -> None:
     ports = [str(free_port()) for _ in range(2)]
     words = ["-m", "flows", "serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
@@ -111,6 +111,7 @@ def test_servers_and_the_flows_they_serve_read_no_pickle(project: Path, heard: P
         process.send_signal(signal.SIGTERM)
         process.communicate()
     assert strangers(heard) == set()
+    assert heard.read_text().count("listening\n") >= 3, "a server does not listen"
 
 
 @pytest.mark.slow

@@ -81,13 +81,32 @@ def test_weights_are_compared_though_a_kill_came_before_that(
     assert looked.call_count == 1
 
 
-def test_weights_that_are_not_those_of_the_commit_are_removed(imitation: Imitation) -> None:
+def shared(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the library keeps files that the hub has in chunks: once for all repositories, under a hash of another kind."""
+    imitation.in_chunks = True
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+
+    def get(*, incomplete_path: Path, **_: object) -> None:
+        text = FILES["model.safetensors"]
+        incomplete_path.write_bytes(text.swapcase() if imitation.damaged else text)
+
+    monkeypatch.setattr("huggingface_hub.file_download.xet_get", get)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_weights_that_are_not_those_of_the_commit_are_removed(
+    imitation: Imitation, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    if is_shared:
+        shared(imitation, monkeypatch)
     imitation.damaged = "changed"
     with pytest.raises(Refused, match=r"model.safetensors of owner/name is not what the hub announced") as refused:
         hub.fetch(REPO, COMMIT)
     is_one_sentence(str(refused.value))
     imitation.damaged = ""
-    assert (hub.fetch(REPO, COMMIT) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    file = hub.fetch(REPO, COMMIT) / "model.safetensors"
+    assert file.read_bytes() == FILES["model.safetensors"]
+    assert (file.resolve().name == "a" * 64) == is_shared
 
 
 Break = Callable[[Imitation, pytest.MonkeyPatch], object]

@@ -112,7 +112,7 @@ def written_order(written: dict[str, str]) -> list[str]:
 
 @pytest.mark.long
 def test_every_value_is_what_its_file_says_at_its_key(committed):
-    """The record is followed with a reader of its own, and no value of a page stands without a mark."""
+    """The record is followed with a reader of its own."""
     dossier.stage(committed, PARAMS, "esi-v49")
     record = Record.model_validate_json(pages("esi-v49")[dossier.NUMBERS])
     found = 0

@@ -282,6 +282,7 @@ def test_without_the_token_nobody_is_answered(project: Any) -> None:
             assert (answer.status_code, answer.headers["www-authenticate"][:6]) == (401, "Bearer")
             assert answer.json()["error"]["type"] == "authentication_error"
         assert httpx.get(f"{one.url}/models").status_code == 401
+        assert httpx.get(f"{one.url.removesuffix('/v1')}/health").status_code == 401
         assert httpx.get(f"{one.url}/models", auth=("clinrl", token)).status_code == 401
 
 

@@ -54,7 +54,9 @@ def test_no_request_breaks_the_server_or_keeps_it_busy(server: Served) -> None:
 @pytest.mark.long
 def test_no_message_breaks_a_session_for_others(server: Served) -> None:
     rng = Random(8)
-    socket = connect(server.socket)
+    socket, other = connect(server.socket), connect(server.socket)
+    other.send(json.dumps({"type": "reset", "data": {"seed": 1}}))
+    begun = other.recv(timeout=60)
     for _ in range(REQUESTS):
         kind = rng.choice(["reset", "step", "state", "mcp", "close", "", 3])
         message = json.dumps({"type": kind, "data": odd(rng)} if rng.random() < 0.8 else odd(rng))
@@ -66,6 +68,9 @@ def test_no_message_breaks_a_session_for_others(server: Served) -> None:
             socket = connect(server.socket)
         assert server.cost_s() - before < COST_S
     socket.close()
+    other.send(json.dumps({"type": "reset", "data": {"seed": 1}}))
+    assert other.recv(timeout=60) == begun
+    other.close()
     assert "Traceback" not in server.log.read_text()
     assert httpx.post(f"{server.url}/reset", json={"seed": 1}).status_code == 200
 

@@ -425,8 +425,11 @@ def test_triggers_are_read_in_the_text_alone(name: str) -> None:
     task = get_task(name)
     assert set(task.improvement.triggers) <= set(task.checks.rules)
     for rule, shows in task.improvement.triggers.items():
-        verdicts = {shows(case) for case in sample(name, n=100)}
-        assert verdicts == {True, False}, rule
+        cases = sample(name, n=100)
+        verdicts = [shows(case) for case in cases]
+        assert {*verdicts} == {True, False}, rule
+        others = [case.model_copy(update={"key": other.key}) for case, other in pairwise([*cases, cases[0]])]
+        assert [shows(case) for case in others] == verdicts, rule
 
 
 @tasks

@@ -303,6 +303,7 @@ def test_another_sentence_takes_nothing_back(clauses: str, sentence: str) -> Non
     assert done_intervention(text) or open_injury(text) or severe_pain(text)
 
 
+@pytest.mark.usefixtures("seconds")
 @pytest.mark.parametrize(
     "filler",
     [
@@ -311,7 +312,6 @@ def test_another_sentence_takes_nothing_back(clauses: str, sentence: str) -> Non
     ],
 )  # fmt: skip
 def test_a_hundred_thousand_characters_are_read(filler: str) -> None:
-    """Anything worse than linear would not come back from this."""
     text = filler * (100_000 // len(filler))
     for read in (done_intervention, open_injury, severe_pain):
         read(text)

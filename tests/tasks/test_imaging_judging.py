@@ -99,6 +99,7 @@ def test_any_reply_has_a_worth(text):
     assert isinstance(published_verdict(text), float)
 
 
+@pytest.mark.usefixtures("seconds")
 @pytest.mark.parametrize("filler", ["{", "}", "{}", '{"a":', "{1}"])
 def test_a_hundred_thousand_characters_are_read(filler):
     many = filler * (100_000 // len(filler))

@@ -165,6 +165,7 @@ def test_wordings_of_one_statement_do_not_contradict_each_other():
     assert len(wrong) <= 0.02 * len(said), wrong[:5]
 
 
+@pytest.mark.usefixtures("seconds")
 @pytest.mark.parametrize("filler", ["not ", "[1] ", "1 ", "well ", "no red ", "it is ", ", ", "a"])
 def test_a_hundred_thousand_characters_have_cues(filler):
     cues.of.__wrapped__(filler * (100_000 // len(filler)))

@@ -5,15 +5,18 @@ import sys
 
 
 def _listen(log: str) -> None:
+    def write(line: str) -> None:
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
     def heard(event: str, words: tuple[object, ...]) -> None:
         if event == "pickle.find_class":
-            line = f"{words[0]} {words[1]}\n".encode()
-            file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(file, line)
-            finally:
-                os.close(file)
+            write(f"{words[0]} {words[1]}\n")
 
+    write("listening\n")
     sys.addaudithook(heard)
 
 

@@ -20,8 +20,8 @@ def load(**_: Any) -> dict[str, Any]:
     """The cases of the file beside this one."""
     from datasets import Dataset
 
-    lines = (HERE / "cases.jsonl").read_text(encoding="utf-8").splitlines()
-    return {"test": Dataset.from_list([json.loads(line) for line in lines])}
+    with (HERE / "cases.jsonl").open(encoding="utf-8") as lines:
+        return {"test": Dataset.from_list([json.loads(line) for line in lines])}
 
 
 def process(row: dict[str, Any], results: list[str]) -> dict[str, float]:

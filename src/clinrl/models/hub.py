@@ -115,10 +115,10 @@ def _check(repo: str, folder: Path) -> None:
     if not weights:
         raise Refused(f"{repo} holds no model*.safetensors, and other weights are never opened; choose one that does")
     for file in weights:
-        blob = file.resolve()
+        blob = file.parent / file.readlink() if file.is_symlink() else file  # a link itself if repositories share it
         if len(blob.name) == 64 and sha256_file(blob) != blob.name:
-            blob.unlink()
-            file.unlink()
+            for one in (file.resolve(), blob, file):
+                one.unlink(missing_ok=True)
             raise Refused(f"{file.name} of {repo} is not what the hub announced, and was removed; {KEPT}")
 
 

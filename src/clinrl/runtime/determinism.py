@@ -61,10 +61,8 @@ _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DVC_NO_ANALYTICS": "1",
     "ITERATIVE_DO_NOT_TRACK": "true",
-    "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "BITSANDBYTES_NOWELCOME": "1",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # of transformers: TRL would import MLflow, for seconds, and not use it
 }
 _OWN = "localhost,127.0.0.1"

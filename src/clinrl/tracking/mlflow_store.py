@@ -282,6 +282,8 @@ def _sentence(uri: str, error: Exception) -> str:
     """The error of MLflow as one sentence without passwords."""
     text = mask(" ".join(str(error).split()))
     code = getattr(error, "error_code", "")
+    if "Invalid Host header" in text:
+        return f"{place(uri)} is not known by that name to its server; start it with --allowed-hosts"
     if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED") or "asks for a user" in text:
         return (
             f"{place(uri)} refused the credentials; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
