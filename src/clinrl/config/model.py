@@ -1,20 +1,13 @@
-"""Resolves the name of a model: a version, a merge, or the base of a task."""
+"""What a model is: a version, a merge, or the base of a task. `Params.model` finds it by its name."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
-from clinrl import paths
-from clinrl.config.recipes import GrpoProfile, SftProfile
-from clinrl.config.schema import Blend, Fold
-from clinrl.errors import ParamsError, did_you_mean
-from clinrl.tasks.base import GIVEN, Task, as_variant, get_task
+from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import Case
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 MERGED = "-merged"
 """Suffix of the registered model with a task's full models, which are registered apart from its adapters."""
@@ -60,40 +53,3 @@ class Model:
     def sees(self, case: Case) -> Case:
         """The case in the model's input variant."""
         return as_variant(self.task, case, self.variant)
-
-
-def resolve(params: "Params", name: str) -> Model:
-    """The model with a name. Raises ParamsError for a name that params.yaml does not have."""
-    if name in params.roots:
-        task = get_task(params.roots[name])
-        return Model(
-            name=name, kind="base", task=task, parts=(), parent=None, compared=None, data=None,
-            exam=params.bases[task.name].exam, reward=task.Reward(), folder=paths.adapter(name), registered=task.name,
-            variants=tuple(task.reporting.variants),
-        )  # fmt: skip
-    merge = params.merges.all.get(name)
-    if merge is None and name not in params.versions:
-        allowed = did_you_mean(name, [*params.versions, *params.merges.all, *params.roots])
-        raise ParamsError(f"{name!r} is neither a version, a merge nor the base of a task; {allowed}")
-    parts = params.parts(name)
-    spec = params.versions[parts[0]]
-    task, profile = get_task(spec.task), params.profiles[spec.profile]
-    parent = parts[0] if merge else spec.parent
-    theirs = params.bases[spec.task].exam if parent in params.roots else params.versions[parent].exam
-    is_full = isinstance(merge, Fold) or (isinstance(merge, Blend) and not merge.is_adapter)
-    return Model(
-        name=name,
-        kind="merge" if merge else "version",
-        task=task,
-        parts=parts,
-        parent=parent,
-        compared=parent if theirs == spec.exam else None,
-        data=None if merge else spec.data,
-        exam=spec.exam,
-        reward=task.Reward() if isinstance(profile, SftProfile) else params.reward(parts[0]),
-        folder=paths.merged(name) if merge else paths.adapter(name),
-        registered=task.name + MERGED if is_full else task.name,
-        variant=profile.view,
-        variants=tuple(task.reporting.variants) if profile.view == GIVEN else (),
-        placebo=profile.placebo if isinstance(profile, GrpoProfile) else "",
-    )

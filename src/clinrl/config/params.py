@@ -10,15 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from clinrl import paths
 from clinrl.config import change_plan, references, schema
 from clinrl.config.base import Name, People, Scale, Section, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.comparisons import Comparison, Rival
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
-from clinrl.config.model import Model, resolve
+from clinrl.config.model import MERGED, Model
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer, Lora, RejectionProfile, SftProfile, SftTrainer
-from clinrl.errors import ParamsError
-from clinrl.tasks.base import get_task
+from clinrl.errors import ParamsError, did_you_mean
+from clinrl.tasks.base import GIVEN, get_task
 
 
 class Params(Section):
@@ -206,7 +207,39 @@ class Params(Section):
 
     def model(self, name: str) -> Model:
         """The version, merge or base with this name. Raises ParamsError for an unknown name."""
-        return resolve(self, name)
+        if name in self.roots:
+            task = get_task(self.roots[name])
+            return Model(
+                name=name, kind="base", task=task, parts=(), parent=None, compared=None, data=None,
+                exam=self.bases[task.name].exam, reward=task.Reward(), folder=paths.adapter(name), registered=task.name,
+                variants=tuple(task.reporting.variants),
+            )  # fmt: skip
+        merge = self.merges.all.get(name)
+        if merge is None and name not in self.versions:
+            allowed = did_you_mean(name, [*self.versions, *self.merges.all, *self.roots])
+            raise ParamsError(f"{name!r} is neither a version, a merge nor the base of a task; {allowed}")
+        parts = self.parts(name)
+        spec = self.versions[parts[0]]
+        task, profile = get_task(spec.task), self.profiles[spec.profile]
+        parent = parts[0] if merge else spec.parent
+        theirs = self.bases[spec.task].exam if parent in self.roots else self.versions[parent].exam
+        is_full = isinstance(merge, schema.Fold) or (isinstance(merge, schema.Blend) and not merge.is_adapter)
+        return Model(
+            name=name,
+            kind="merge" if merge else "version",
+            task=task,
+            parts=parts,
+            parent=parent,
+            compared=parent if theirs == spec.exam else None,
+            data=None if merge else spec.data,
+            exam=spec.exam,
+            reward=task.Reward() if isinstance(profile, SftProfile) else self.reward(parts[0]),
+            folder=paths.merged(name) if merge else paths.adapter(name),
+            registered=task.name + MERGED if is_full else task.name,
+            variant=profile.view,
+            variants=tuple(task.reporting.variants) if profile.view == GIVEN else (),
+            placebo=profile.placebo if isinstance(profile, GrpoProfile) else "",
+        )
 
     def reward(self, version: str) -> BaseModel:
         """The reward that a version trains on. Raises ParamsError for an unknown version, or one without a reward."""
