@@ -244,7 +244,9 @@ def test_nobody_is_root_and_what_listens_is_looked_after(objects: list[Object]) 
         assert (may["runAsNonRoot"], may["seccompProfile"]) == (True, {"type": "RuntimeDefault"}), name
         assert may["runAsUser"] == (999 if name == "database" else 1000), name
         assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False), name
-    assert "useradd --create-home --uid 1000 clinrl" in (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    image = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    assert "useradd --create-home --uid 1000 clinrl" in image
+    assert "    DO_NOT_TRACK=true\n" in image, "servers of MLflow report their use"
     for where, container in containers(objects):
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         resources = container["resources"]

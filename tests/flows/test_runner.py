@@ -32,6 +32,16 @@ def waits() -> None:
         time.sleep(0.1)
 
 
+def test_a_flow_that_is_started_by_a_worker_of_prefect_reports_no_use(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import runs
+
+    monkeypatch.delenv("DO_NOT_TRACK")
+    flow(runs.begin)()
+    assert os.environ["DO_NOT_TRACK"] == "true"
+
+
 def test_of_runs_that_were_due_while_the_machine_was_off_one_is_enough(prefect: None) -> None:
     from flows import turns
 

@@ -183,6 +183,13 @@ def test_wrong_credentials_are_said_without_repeating_them(monkeypatch, code, sa
     )
 
 
+def test_a_server_that_does_not_know_its_name_blames_no_password(monkeypatch):
+    with answering(403, "Invalid Host header - possible DNS rebinding attack detected", "text/plain") as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{address}")
+        with pytest.raises(RegistryError, match="not known by that name to its server; start it with --allowed-hosts"):
+            ask()
+
+
 def test_a_server_that_is_away_is_one_sentence(monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
