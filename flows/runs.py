@@ -93,8 +93,8 @@ def is_away(error: BaseException | None) -> bool:
 
 
 def begin() -> None:
-    """The first step of every flow: tag its run with this process, and end the runs of killed processes."""
-    determinism.pin()  # a worker of Prefect starts flows by itself, and MLflow would report their use
+    """The first step of every flow: no telemetry, this process in the run's tags, and an end to runs of killed ones."""
+    determinism.pin()  # a worker of Prefect starts flows by itself, and MLflow would report what they register
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         if _without_traceback not in logger.filters:

@@ -156,7 +156,7 @@ def few_draws() -> Iterator[None]:
 
 @pytest.fixture
 def seconds() -> Iterator[None]:
-    """Fail after ten seconds of processor time: what takes time in proportion to a long text takes a fraction of one."""
+    """Fail after ten seconds of processor time: what would take minutes over a long text is a failure, and no hang."""
 
     def hangs(*_: object) -> None:
         raise AssertionError("still at work after ten seconds of processor time")

@@ -44,6 +44,8 @@ class Imitation:
     key: str = "k" * 40
     max_length: int = 1024
     max_rank: int = 16
+    layers: str = ""
+    """Names of an adapter's layers that it does not know."""
     takes_adapters: bool = True
     """VLLM_ALLOW_RUNTIME_LORA_UPDATING"""
     has_lora: bool = True
@@ -96,6 +98,9 @@ class Imitation:
         if not (folder / "adapter_config.json").exists():
             return 404, f"Loading lora {name} failed: No adapter found for {folder}"
         rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        if self.layers:
+            says = f"While loading <path>, expected target modules in {{'q_proj'}} but received {self.layers}."
+            return 500, f"Call to add_lora method failed: {says}"
         if rank > self.max_rank:
             return 500, f"LoRA rank {rank} is greater than max_lora_rank {self.max_rank}."
         if self.is_stale and self.first is None:  # a copy, since the trainer removes what it no longer serves
@@ -183,7 +188,7 @@ def answers(imitation: Imitation) -> type[BaseHTTPRequestHandler]:  # noqa: C901
                 imitation.busy -= 1
                 self.send(503, error(503, "busy", "ServiceUnavailable"))
                 return True
-            if self.path.startswith("/v1") and self.headers["Authorization"] != f"Bearer {imitation.key}":
+            if self.headers["Authorization"] != f"Bearer {imitation.key}":
                 self.send(401, {"error": "Unauthorized"})
                 return True
             return False

@@ -24,8 +24,9 @@ MOTO = shutil.which("moto_server") or os.environ.get("CLINRL_TEST_MOTO", "")
 """An S3 server. It needs other libraries than this environment has, so it comes from one of its own."""
 AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 PASSWORD = "admin:not-a-secret"
-CPU = Path("/sys/fs/cgroup/cpu")
-"""Linux's control groups for processors, of version 1."""
+OLD = Path("/sys/fs/cgroup/cpu")
+GROUPS = OLD if OLD.is_dir() else OLD.parent
+"""Linux's control groups for processors: version 1 has a folder for each controller, version 2 one for all."""
 PERIOD_US = 20_000
 """A group that has used up its share waits for the next period."""
 BUCKET = "s3://clinrl/mlflow"
@@ -193,11 +194,10 @@ class Plant:
 
     def _group(self, name: str, share: float) -> list[str]:
         """Words before a command that put it into a new control group, which has this share of a processor's time."""
-        first = CPU if CPU.is_dir() else CPU.parent  # version 1 has a folder for each controller, version 2 one for all
-        group, quota = first / f"clinrl-{os.getpid()}-{name}", str(round(share * PERIOD_US))
+        group, quota = GROUPS / f"clinrl-{os.getpid()}-{name}", str(round(share * PERIOD_US))
         group.mkdir()
         self.stack.callback(_gone, group)
-        if first == CPU:
+        if GROUPS == OLD:
             limits = {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota}
         else:
             limits = {"cpu.max": f"{quota} {PERIOD_US}"}

@@ -78,6 +78,12 @@ def subcommands(program: argparse.ArgumentParser) -> dict[str, argparse.Argument
     return dict(group.choices)
 
 
+def options(program: argparse.ArgumentParser) -> set[str]:
+    """The options of a command, and of the commands below it."""
+    below = [action.choices for action in program._actions if isinstance(action, argparse._SubParsersAction)]
+    return {*program._option_string_actions}.union(*(options(one) for group in below for one in group.values()))
+
+
 PROGRAMS = {"clinrl": subcommands(parser()), "python -m flows": subcommands(flows_parser())}
 
 
@@ -108,8 +114,7 @@ def test_every_option_that_is_quoted_exists(page: Path) -> None:
         for program, commands in PROGRAMS.items():
             for name, rest in re.findall(rf"(?<![\w./-]){program} ([a-z]+(?:-[a-z]+)*)((?: [^|;&$`]*)?)", line):
                 if name in commands:
-                    allowed = commands[name]._option_string_actions
-                    assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= set(allowed), line
+                    assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= options(commands[name]), line
 
 
 def test_every_version_that_a_command_names_exists() -> None:
@@ -117,7 +122,7 @@ def test_every_version_that_a_command_names_exists() -> None:
     params = load_params(ROOT / "params.yaml")
     names = {*params.versions, *params.merges.folds, *params.merges.blends, *(f"{task}-base" for task in params.bases)}
     for page in WRITTEN:
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        for block in re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
             assert set(re.findall(r"\b(?:esi|audit)-(?:v\d\w*|base)\b(?!-)", block)) <= names, page
 
 

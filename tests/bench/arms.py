@@ -75,6 +75,8 @@ def main() -> None:
         raise SystemExit(f"arms.py {missing[0]}")
     if len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("arms.py needs two processors")
+    if not os.access(plant.GROUPS, os.W_OK):
+        raise SystemExit(f"arms.py needs the right to make a control group in {plant.GROUPS}")
     took: dict[int, float] = {}
     made: dict[int, dict[str, str]] = {}
     spent: dict[int, dict[str, float]] = {}
@@ -94,7 +96,7 @@ def main() -> None:
         ("imaging's arms, two workers", round(took[2], 1), "s", note),
         ("imaging's arms, one worker against two", round(took[1] / took[2], 2), "ratio", note),
         ("imaging's arms, processor time of one worker", round(works[1], 1), "s", "with all that it started"),
-        ("imaging's arms, processor time of two workers", round(works[2], 1), "s", "others may slow a processor down"),
+        ("imaging's arms, processor time of two workers", round(works[2], 1), "s", "with all that they started"),
         (
             "imaging's arms, processor time of servers beside them",
             round(sum(spent[2].values()) - works[2], 1),

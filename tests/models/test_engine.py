@@ -1,5 +1,6 @@
 """The engine writes what transformers writes, says who it is, and refuses in a sentence whatever else may happen."""
 
+import importlib
 import json
 import os
 import re
@@ -46,7 +47,7 @@ from clinrl.models.generate import Prompt, Sampler
 from clinrl.models.journal import Journal
 from clinrl.models.vllm_client import Client
 from clinrl.registry.pyfunc import Decoding, Served
-from clinrl.runtime.guard import Fence, Limits
+from clinrl.runtime.guard import EngineFence, Fence, Limits
 from clinrl.serving.backends import Remote
 from clinrl.serving.live import Version
 from clinrl.serving.server import Bounds, Service
@@ -305,6 +306,7 @@ def fail(**how: Any) -> Callable[[engines.Imitation], None]:
         (fail(key="other"), "refuses the key; set CLINRL_VLLM_TOKEN to the one that it was started with"),
         (fail(takes_adapters=False), "takes no adapters while it runs; start one with `clinrl engine esi`"),
         (fail(has_lora=False), "takes no adapters while it runs; start one with `clinrl engine esi`"),
+        (fail(layers="['lm_head']"), r"does not know a layer of .*/v1 \(.*'lm_head'.*\); set sampler to transformers"),
         (fail(max_rank=2), r"no room for the rank of .*/v1 \(LoRA rank 4 is greater than max_lora_rank 2.\); start"),
         (fail(max_length=40), r"its prompt is \d+ tokens, and with a budget of 24 it exceeds the 40 that the vLLM"),
         (fail(ignores_adapters=True), "answers with the adapter as without it: it does not know the layers"),
@@ -383,7 +385,7 @@ LOGS = {"token_logprobs": [-1.0] * 3}
         (choice(token_ids=[5, 6, 7], logprobs={"token_logprobs": [-1.0, None, -1.0]}), "send log-probabilities"),
         (choice(token_ids=[5, 6, 7], logprobs={"token_logprobs": [-1.0, 3.0, -1.0]}), "send log-probabilities"),
         (choice(token_ids=[5, 6, 7], logprobs=LOGS), "ends at its end token or at its budget"),
-        (choice(finish_reason="abort"), "ends at its end token or at its budget"),
+        (choice(finish_reason="abort", token_ids=[], logprobs=None), "was ended; start .*, then give the same command"),
     ],
 )  # fmt: skip
 def test_whatever_a_server_sends_is_checked(
@@ -592,6 +594,8 @@ def test_above_a_checkpoint_with_images_an_adapter_is_served_by_the_names_of_the
     words = engine_server.arguments(paths.base("esi"), 4, 8000)
     assert "--language-model-only" in words
     assert "--hf-overrides" not in words
+    module, _, fence = words[words.index("--middleware") + 1].rpartition(".")
+    assert getattr(importlib.import_module(module), fence) is EngineFence
     stored = load_file("checkpoint/model.safetensors")
     assert any(name.startswith("model.visual.") for name in stored), "the class for text alone would refuse them"
     weights, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
@@ -706,6 +710,8 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
     with pytest.raises(EngineError, match="v1 is for another base than data/bases/esi, which the vLLM server has"):
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
     backend.close(served.digest)
+    assert [*server.adapters] == [direct.adapter], "another engine loaded it, and may use it"
+    direct.release(str(direct.adapter))
     assert server.adapters == {}
 
 

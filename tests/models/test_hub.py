@@ -82,7 +82,7 @@ def test_weights_are_compared_though_a_kill_came_before_that(
 
 
 def shared(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the library keeps files that the hub has in chunks: once for all repositories, under a hash of another kind."""
+    """As the library keeps files in chunks: once for all repositories, under a hash of another kind."""
     imitation.in_chunks = True
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
 

@@ -88,6 +88,19 @@ def nothing_arrived() -> None:
     ARRIVED.clear()
 
 
+@pytest.mark.long
+def test_the_fence_that_vllm_takes_by_name_asks_for_its_key_at_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "k" * 40)
+    with contextmanager(served)(guard.EngineFence(app())) as place:
+        asked = [
+            httpx.request(method, f"http://{place}/", headers=headers).status_code
+            for method in ("GET", "POST", "OPTIONS")
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {'k' * 40}"})
+        ]
+    assert asked == [401, 401, 200, 401, 401, 200, 401, 401, 405]
+    assert ARRIVED == ["GET", "POST"]
+
+
 NAVIGATION = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 

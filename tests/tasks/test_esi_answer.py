@@ -175,12 +175,12 @@ def test_appending_an_answer_never_changes_what_was_committed(content: str, leve
         assert after == (level if before == level else Unreadable(reason=CONTRADICTORY))
 
 
+@pytest.mark.usefixtures("seconds")
 @pytest.mark.parametrize(
     "filler",
     ["word ", "ANSWER: ", "ANSWER: ESI 2\n", "ANSWER:" + " " * 5, "*", " ", "\n", "esi 2 ", "ANSWER ", "2 or "],
 )
 def test_a_hundred_thousand_characters_are_read(filler: str) -> None:
-    """Anything worse than linear would not come back from this."""
     long = filler * (100_000 // len(filler))
     assert parse(f"{long}\nANSWER: ESI 2") in (2, Unreadable(reason=HEDGED))
     parse("ANSWER: ESI " + long)

@@ -166,9 +166,9 @@ def test_published_format(text, paid):
     assert published_format(text) is paid
 
 
+@pytest.mark.usefixtures("seconds")
 @pytest.mark.parametrize("filler", ["<answer>", "</answer>", "<", "<think>", "<answer>x</answer>", " ", "word "])
 def test_a_hundred_thousand_characters_are_read(filler):
-    """Anything worse than linear would not come back from this."""
     many = filler * (100_000 // len(filler))
     long = turn(f"{many}<answer>{MBA}</answer>", many)
     assert isinstance(parse(long), str | Unreadable)

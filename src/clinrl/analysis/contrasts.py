@@ -10,6 +10,7 @@ from itertools import groupby, starmap
 from statistics import fmean
 from typing import Any, TypeVar
 
+from clinrl import intervals
 from clinrl.analysis.compared import ALL, COMMONEST, Contrast, Figure, Kind, Row, Section, ViewRow
 from clinrl.analysis.exam import Confusion, Estimates, confusion, share
 from clinrl.analysis.paired import paired_on, patients
@@ -17,18 +18,6 @@ from clinrl.analysis.power import EXACT_CASES, EXACT_LEAST, detectable_from, spr
 from clinrl.analysis.preregistration import PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of, unless_one
 from clinrl.config.comparisons import Comparison, Pair
-from clinrl.intervals import (
-    LEVEL,
-    Paired,
-    Runs,
-    Spread,
-    average,
-    average_difference,
-    holm,
-    rounded,
-    runs_of,
-    runs_of_means,
-)
 from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Case, Estimate
@@ -80,7 +69,7 @@ def section(
             Row(
                 name=entry.name, kind=entry.kind, versions=entry.versions, confusion=counts,
                 metrics=figures(entry, (*chosen, "no_parse")), qualities=figures(entry, entry.qualities) | reported,
-                answered={name: rounded(count / counts.total) for name, count in counts.given.items()},
+                answered={name: intervals.rounded(count / counts.total) for name, count in counts.given.items()},
             )
         )  # fmt: skip
     return Section(
@@ -88,7 +77,7 @@ def section(
         part=part,
         n=len(part_cases),
         clusters=None if clusters is None else len(set(clusters)),
-        right={label: rounded(count / sum(right.values())) for label, count in right.items()},
+        right={label: intervals.rounded(count / sum(right.values())) for label, count in right.items()},
         commonest=str(commonest),
         rows=tuple(rows),
         contrasts=_contrasts(
@@ -124,7 +113,7 @@ def _at(entry: Entry, of: Sequence[int]) -> Entry:
 
 def _measured(
     task: Task, golds: Sequence[Any], entry: Entry, clusters: Sequence[str] | None, chosen: Sequence[str], common: Any
-) -> dict[str, Runs]:
+) -> dict[str, intervals.Runs]:
     """Each measure on single cases, where defined: `chosen`, unreadable answers, qualities, the commonest label."""
 
     def given(gold: Any, answer: Any) -> float:
@@ -132,32 +121,32 @@ def _measured(
 
     found = {name: _metric(task, name, golds, entry.answers, clusters) for name in (*chosen, "no_parse")}
     shares = [list(starmap(given, zip(golds, run, strict=True))) for run in entry.answers]
-    found[COMMONEST] = runs_of_means(shares, clusters)
+    found[COMMONEST] = intervals.runs_of_means(shares, clusters)
     for name, values in entry.qualities.items():
-        found[name] = runs_of_means(values, clusters)
+        found[name] = intervals.runs_of_means(values, clusters)
     return {name: runs for name, runs in found.items() if runs is not None}
 
 
 def _metric(
     task: Task, name: str, golds: Sequence[Any], answers: Sequence[Sequence[Any]], clusters: Sequence[str] | None
-) -> Runs | None:
+) -> intervals.Runs | None:
     metric = task.all_metrics[name]
     if isinstance(metric, Statistic):
-        return runs_of(metric.value, golds, answers, clusters)
+        return intervals.runs_of(metric.value, golds, answers, clusters)
     verdicts = [[metric.of(gold, answer) for gold, answer in zip(golds, run, strict=True)] for run in answers]
-    return runs_of_means(verdicts, clusters)
+    return intervals.runs_of_means(verdicts, clusters)
 
 
 def _figure(
-    task: Task, name: str, golds: Sequence[Any], entry: Entry, runs: Runs, clusters: Sequence[str] | None
+    task: Task, name: str, golds: Sequence[Any], entry: Entry, runs: intervals.Runs, clusters: Sequence[str] | None
 ) -> Figure:
     """The figure of a metric or a quality; a share of one run, or one that is 0 or 1 in all runs, has the interval of
     reports."""
     metric = task.all_metrics.get(name)  # None for a quality
     is_same = len(runs.values) == 1 or set(runs.values) in ({0.0}, {1.0})
     same = share(metric, golds, entry.answers[0], clusters) if isinstance(metric, Share) and is_same else None
-    found = same or average(runs, is_share=task.is_share(name))
-    return Figure(**found.model_dump(), seeds=tuple(map(rounded, runs.values)))
+    found = same or intervals.average(runs, is_share=task.is_share(name))
+    return Figure(**found.model_dump(), seeds=tuple(map(intervals.rounded, runs.values)))
 
 
 def _reported(estimates: Sequence[Estimate]) -> Figure:
@@ -165,7 +154,7 @@ def _reported(estimates: Sequence[Estimate]) -> Figure:
     values = [estimate.value for estimate in estimates]
     only = estimates[0] if len(estimates) == 1 else None
     return Figure(
-        value=rounded(fmean(values)),
+        value=intervals.rounded(fmean(values)),
         low=only.low if only else None,
         high=only.high if only else None,
         n=max(estimate.n for estimate in estimates),
@@ -193,7 +182,7 @@ def _variant_rows(entries: Sequence[Entry]) -> Iterator[ViewRow]:
 
 def _contrasts(
     task: Task, golds: Sequence[Any], alike: Sequence[str] | None, entries: Mapping[str, Entry],
-    measured: Mapping[str, Mapping[str, Runs]], pairs: Sequence[Pair], main: str,
+    measured: Mapping[str, Mapping[str, intervals.Runs]], pairs: Sequence[Pair], main: str,
 ) -> tuple[Contrast, ...]:  # fmt: skip
     """All tests of a section, family by family: McNemar's of each compared share, then the tests over all seeds."""
     made = [pair for pair in pairs if pair.first in entries and pair.second in entries]
@@ -211,7 +200,7 @@ def _contrasts(
         mine, theirs = measured[pair.first], measured[pair.second]
         for measure in measures:
             if measure in mine and measure in theirs:
-                test = average_difference(mine[measure], theirs[measure], is_share=task.is_share(measure))
+                test = intervals.average_difference(mine[measure], theirs[measure], is_share=task.is_share(measure))
                 found.append(
                     Contrast(
                         first=pair.first, second=pair.second, measure=measure, versions=None, difference=test.estimate,
@@ -228,22 +217,22 @@ def _contrasts(
 
 def _adjusted(tests: Sequence[Test]) -> Iterator[Test]:
     """The tests of a family, each with its p after Holm."""
-    for test, p in zip(tests, holm([test.p for test in tests]), strict=True):
+    for test, p in zip(tests, intervals.holm([test.p for test in tests]), strict=True):
         yield test.model_copy(update={"adjusted": p})
 
 
-def _partition(rows: Sequence[Runs | None]) -> tuple[Estimate, ...]:
+def _partition(rows: Sequence[intervals.Runs | None]) -> tuple[Estimate, ...]:
     """Each of the four rows minus the one before, then the last minus the first; empty where a row has no number."""
     known = [runs for runs in rows if runs is not None]
     if len(known) < 4:
         return ()
     pairs = [*zip(known[1:], known, strict=False), (known[-1], known[0])]
-    return tuple(average_difference(mine, theirs).estimate for mine, theirs in pairs)
+    return tuple(intervals.average_difference(mine, theirs).estimate for mine, theirs in pairs)
 
 
-def _detectable(spread: Spread, alpha: float = 1 - LEVEL, tests: int = 1) -> float | None:
+def _detectable(spread: intervals.Spread, alpha: float = 1 - intervals.LEVEL, tests: int = 1) -> float | None:
     least = detectable_from(spread, alpha, tests)
-    return None if least is None else rounded(least)
+    return None if least is None else intervals.rounded(least)
 
 
 def _detectable_of_one(difference: Estimate, alike: Sequence[str] | None = None) -> float | None:
@@ -251,7 +240,7 @@ def _detectable_of_one(difference: Estimate, alike: Sequence[str] | None = None)
     some patients (`alike`)."""
     n = difference.n if alike is None else min(difference.n, len({*alike}))
     least = _detectable(spread_of(difference))
-    return None if least is None or n < EXACT_LEAST else rounded(max(least, min(1.0, EXACT_CASES / n)))
+    return None if least is None or n < EXACT_LEAST else intervals.rounded(max(least, min(1.0, EXACT_CASES / n)))
 
 
 def primary_tests(
@@ -264,7 +253,7 @@ def primary_tests(
         rows = {entry.name: entry for entry in entries[mode]}
         sides = [_metric(task, plan.measure, golds, rows[name].answers, clusters) for name in (plan.first, plan.second)]
         mine, theirs = (runs for runs in sides if runs is not None)  # a plan's measure counts cases of its exam
-        test = average_difference(mine, theirs, is_share=True, level=1 - plan.alpha)
+        test = intervals.average_difference(mine, theirs, is_share=True, level=1 - plan.alpha)
         first, second = (
             Estimate(**_figure(task, plan.measure, golds, rows[name], runs, clusters).model_dump(exclude={"seeds"}))
             for name, runs in ((plan.first, mine), (plan.second, theirs))
@@ -280,7 +269,7 @@ def primary_tests(
 
 def _mcnemar(
     task: Task, golds: Sequence[Any], alike: Sequence[str] | None, mine: Entry, theirs: Entry
-) -> list[tuple[tuple[str, str], Paired]]:
+) -> list[tuple[tuple[str, str], intervals.Paired]]:
     """McNemar tests by seed, as far as both rows have it; a row's only version meets each version of the other."""
     fewer, more = sorted((len(mine.answers), len(theirs.answers)))
     found = []

@@ -59,6 +59,7 @@ class Engine(Sampler):
         self.client, self.window, self.names, self.copies = client, window, names, copies
         self.room = min(filter(None, (window, client.max_length)))
         self.adapter: str | None = None
+        self._loaded = set[str]()
         self.identity = {
             "name": "vllm", "version": client.version, "model": client.model.removesuffix(f":{DTYPE}"), "dtype": DTYPE,
             "quantize": "none",
@@ -73,11 +74,15 @@ class Engine(Sampler):
                 with staged(copy) as out:
                     opening.rename_modules(folder, self.names, out)
             folder = copy
-        self.client.load(name, folder)
+        if self.client.load(name, folder):
+            self._loaded.add(name)
         self.adapter = name
 
     def release(self, name: str) -> None:
-        """Unload an adapter from the server. Raises EngineError if the server does not answer."""
+        """Unload an adapter from the server, if this engine loaded it: others may use it meanwhile. Raises EngineError
+        if the server does not answer."""
+        if name not in self._loaded:
+            return
         try:
             self.client.unload(name)
         finally:
@@ -87,7 +92,7 @@ class Engine(Sampler):
     def check_adopted(self) -> None:
         """Raise EngineError if the server's answer with the adapter equals that without in every digit.
 
-        vLLM matches the names in an adapter's file with those of its own layers, and silently ignores all others.
+        vLLM matches the names in an adapter's file with those of its own layers, and silently ignores other paths.
         """
         ids = self.tokenizer("?", add_special_tokens=False)["input_ids"]
         one = Request(name="?", ids=ids, budget=PROBE_TOKENS, temperature=0.0, top_p=1.0, seed=0)

@@ -1,7 +1,7 @@
 """`clinrl engine`: vLLM's own server, started so that exams and trainings may use it.
 
-The server accepts connections from this machine alone, needs a random key, and serves the base's checkpoint at its
-pinned commit. vLLM never reports which commit it serves, so the name of the served model includes the commit.
+The server accepts connections from this machine alone, needs a random key for every path, and serves the base's
+checkpoint at its pinned commit. vLLM never reports which commit it serves, so the name of the served model includes it.
 """
 
 import json
@@ -18,7 +18,7 @@ from clinrl.config.params import Params
 from clinrl.errors import Refused, echo
 from clinrl.models import bases
 from clinrl.models.engine import DTYPE, model_of
-from clinrl.runtime.guard import listen
+from clinrl.runtime.guard import EngineFence, listen
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM can be started with."""
@@ -98,5 +98,6 @@ def arguments(base: Path, rank: int, port: int) -> list[str]:
         "--generation-config", "vllm",  # not the checkpoint's own temperature and penalties
         "--logprobs-mode", "processed_logprobs",  # training needs those of the distribution that was drawn from
         "--enable-prefix-caching",
+        "--middleware", f"{EngineFence.__module__}.{EngineFence.__name__}",
         "--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2", "--max-cpu-loras", "2",
     ]  # fmt: skip

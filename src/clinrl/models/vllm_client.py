@@ -105,11 +105,12 @@ class Client:
             raise self._strange("the length that it has room for")
         self.max_length = length
 
-    def load(self, name: str, folder: Path) -> None:
-        """Have the server load the adapter in a folder under a name. The server itself must see the folder."""
+    def load(self, name: str, folder: Path) -> bool:
+        """Have the server load the adapter in a folder under a name, and return whether it was not there before. The
+        server itself must see the folder."""
         path = str(folder.resolve())
         if self._has(name, path):
-            return
+            return False
         self.unload(name)
         try:
             self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, adapter=path)
@@ -118,6 +119,7 @@ class Client:
                 raise
         if not self._has(name, path):
             raise self._strange(f"the adapter {name} after it was loaded")
+        return True
 
     def _has(self, name: str, path: str) -> bool:
         """Whether the server has an adapter, from this folder or from another one that is still there: a name is the
@@ -184,6 +186,8 @@ class Client:
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
         if answer.get("model") != model or not isinstance(choice, dict):
             raise self._strange(f"a completion of {model}")
+        if choice.get("finish_reason") == "abort":
+            raise EngineError(f"the server at {self.url} was ended; {self._start}, then give the same command again")
         if choice.get("prompt_token_ids") != list(one.ids):
             raise self._strange("the prompt that it was sent")
         ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
@@ -278,6 +282,8 @@ class Client:
             return f"{where} takes no adapters while it runs; {self._start}"
         if adapter and "max_lora_rank" in says:
             return f"{where} has no room for the rank of {adapter} ({says}); {self._start}"
+        if adapter and "target modules" in says:
+            return f"{where} does not know a layer of {adapter} ({says}); set sampler to transformers in {FILE}"
         if path == "/v1/completions" and status == 404:
             return f"{where} does not serve the adapter any more; it was restarted: give the same command again"
         if "context length" in says or "max_model_len" in says:

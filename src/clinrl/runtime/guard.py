@@ -9,6 +9,7 @@ import asyncio
 import base64
 import errno
 import hmac
+import os
 import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -206,6 +207,13 @@ class Fence:
                 return {"type": "websocket.disconnect", "code": code}
 
         return receive_in_time
+
+
+class EngineFence(Fence):
+    """The fence of `clinrl engine`, which vLLM takes by name: its own asks for the key at some of its paths alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(app, token=os.environ["VLLM_API_KEY"])
 
 
 def listen(host: str, port: int, options: str = "--host and --port") -> socket.socket:
