@@ -22,7 +22,7 @@ from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import DataError, ParamsError
 from clinrl.evaluation.answers import load_report, read_graded
-from clinrl.exports import lm_eval
+from clinrl.exports import lm_eval, lm_eval_scorer
 from clinrl.models.chat import write_turn
 from clinrl.tasks.base import get_task
 
@@ -226,3 +226,9 @@ def test_the_harness_itself_counts_as_the_report_does(name, version, folder, mod
         assert found["exact"][case.id] == float(line.answer == task.label(case))
     options = ("--tasks", exported, "--include_path", tmp_path, "--limit", "3")
     assert "exact" in clients.run(venv, "lm_eval", "run", "--model", "dummy", *options, **settings)
+
+
+def test_a_case_with_a_line_separator_of_unicode_is_one_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(lm_eval_scorer, "HERE", tmp_path)
+    write_text(tmp_path / "cases.jsonl", '{"text":"chest\u2028pain"}\n{"text":"b"}\n')
+    assert [row["text"] for row in lm_eval_scorer.load()["test"]] == ["chest\u2028pain", "b"]
