@@ -285,7 +285,7 @@ class Client:
         if adapter and "target modules" in says:
             return f"{where} does not know a layer of {adapter} ({says}); set sampler to transformers in {FILE}"
         if path == "/v1/completions" and status == 404:
-            return f"{where} does not serve the adapter any more; it was restarted: give the same command again"
+            return f"{where} does not serve the adapter any more (unloaded, or restarted); give the same command again"
         if "context length" in says or "max_model_len" in says:
             return f"{where} has no room for the prompt ({says}); raise vllm.max_length in {FILE} and start it again"
         if status >= 500:
