@@ -711,8 +711,14 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
     backend.close(served.digest)
     assert [*server.adapters] == [direct.adapter], "another engine loaded it, and may use it"
-    direct.release(str(direct.adapter))
+    name = str(direct.adapter)
+    direct.release(name)
     assert server.adapters == {}
+    server.dies_after = None
+    backend.open(served, tmp_path)
+    direct.adopt(paths.adapter("v1"))
+    direct.release(name)
+    assert [*server.adapters] == [name], "this time the other engine loaded it"
 
 
 def test_a_request_that_its_client_gave_up_is_ended_at_the_server_too(

@@ -83,6 +83,7 @@ class Engine(Sampler):
         if the server does not answer."""
         if name not in self._loaded:
             return
+        self._loaded.remove(name)
         try:
             self.client.unload(name)
         finally:
