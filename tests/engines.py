@@ -295,4 +295,4 @@ def asked(url: str, imitation: Imitation, tokenizer: Any) -> Engine:
         vocabulary=len(tokenizer), start="start it",
     )  # fmt: skip
     client.check()
-    return Engine(client, tokenizer, imitation.max_length)
+    return Engine(client, tokenizer, imitation.max_length, copies=Path("engines"))

@@ -110,8 +110,11 @@ def server(project: Path) -> engines.Imitation:
 
 
 @pytest.fixture
-def connect(server: engines.Imitation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
-    """The engine of the doll's base at the imitation."""
+def connect(
+    server: engines.Imitation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Engine]]:
+    """The engine of the doll's base at the imitation, with copies of adapters that no other test uses."""
+    monkeypatch.setattr(paths, "engine_adapters", lambda _: tmp_path / "engines")
     with ExitStack() as stack:
 
         def connected(**settings: Any) -> Engine:
@@ -159,22 +162,64 @@ def test_the_adapter_is_another_model_and_the_base_stays_what_it_was(
     assert served.sample(prompts(), **HOW) != first != plain
     served.adapter = None
     assert served.sample(prompts(), **HOW) == plain
-    assert server.adapters == {engine.name_of(paths.adapter(v)): paths.adapter(v).resolve() for v in ("v1", "v2")}
+    name = served.name_of(paths.adapter("v2"))
+    assert server.adapters == {name: paths.engine_adapters("esi").resolve() / name}, "v1 is used by nobody any more"
 
 
 @pytest.mark.long
-def test_an_adapter_that_another_process_loaded_from_its_copy_is_used_while_the_copy_is_there(
+def test_an_adapter_stays_while_anybody_uses_it_as_it_was_when_it_was_loaded(
     connect: Callable[..., Engine], server: engines.Imitation, tmp_path: Path
 ) -> None:
-    served, copy = connect(), tmp_path / "copy"
-    shutil.copytree(paths.adapter("v1"), copy)
-    name = engine.name_of(copy)
-    served.adopt(copy)
-    served.adopt(paths.adapter("v1"))
-    assert server.adapters[name] == copy.resolve()
-    shutil.rmtree(copy)  # the server could not read it again
-    served.adopt(paths.adapter("v1"))
-    assert server.adapters[name] == paths.adapter("v1").resolve()
+    """An exam and a training use the parent; the training goes on, and the parent is trained anew meanwhile."""
+    exam, training, folder = connect(), connect(), tmp_path / "adapter"
+    shutil.copytree(paths.adapter("v1"), folder)
+    for one in (exam, training):
+        one.adopt(folder)
+    name, loaded = str(exam.adapter), server.paths.count("/v1/load_lora_adapter")
+    assert loaded == 1
+    before = weights_of(server.adapters[name])
+    shutil.rmtree(folder)
+    shutil.copytree(paths.adapter("v2"), folder)
+    training.adopt(folder)
+    assert server.adapters.keys() == {name, training.adapter}
+    assert weights_of(server.adapters[name]) == before
+    training.release()
+    assert [*server.adapters] == [name]
+    exam.release()
+    assert server.adapters == {}
+    assert [one for one in paths.engine_adapters("esi").iterdir() if one.is_dir()] == []
+
+
+def weights_of(folder: Path) -> bytes:
+    return (folder / opening.WEIGHTS).read_bytes()
+
+
+@pytest.mark.long
+def test_what_a_killed_process_used_goes_with_the_next_change(
+    connect: Callable[..., Engine], server: engines.Imitation
+) -> None:
+    killed, other = connect(), connect()
+    killed.adopt(paths.adapter("v1"))
+    killed._let_go()  # as the kernel does
+    copy = server.adapters[str(killed.adapter)]
+    copy.with_name(f".{copy.name}.partial-4194305").mkdir()  # of a process that was killed while it removed a copy
+    other.adopt(paths.adapter("v2"))
+    assert [*server.adapters] == [other.adapter]
+    other.adopt(paths.adapter("v1"))
+    assert {one.name for one in copy.parent.iterdir()} == {copy.name, ".lock"}
+
+
+@pytest.mark.long
+def test_checkouts_that_ask_one_server_do_not_unload_each_other_s_adapters(
+    connect: Callable[..., Engine], server: engines.Imitation, tmp_path: Path
+) -> None:
+    here, there = connect(), connect()
+    there.copies = tmp_path / "engines"
+    for one in (here, there):
+        one.adopt(paths.adapter("v1"))
+    assert server.adapters.keys() == {here.adapter, there.adapter}
+    there.release()
+    assert [*server.adapters] == [here.adapter]
 
 
 @pytest.mark.long
@@ -306,8 +351,8 @@ def fail(**how: Any) -> Callable[[engines.Imitation], None]:
         (fail(key="other"), "refuses the key; set CLINRL_VLLM_TOKEN to the one that it was started with"),
         (fail(takes_adapters=False), "takes no adapters while it runs; start one with `clinrl engine esi`"),
         (fail(has_lora=False), "takes no adapters while it runs; start one with `clinrl engine esi`"),
-        (fail(layers="['lm_head']"), r"does not know a layer of .*/v1 \(.*'lm_head'.*\); set sampler to transformers"),
-        (fail(max_rank=2), r"no room for the rank of .*/v1 \(LoRA rank 4 is greater than max_lora_rank 2.\); start"),
+        (fail(layers="['lm_head']"), r"does not know a layer of .*/clinrl-.*'lm_head'.*; set sampler to transformers"),
+        (fail(max_rank=2), r"no room for the rank of .*/clinrl-.* \(LoRA rank 4 is greater than max_lora_rank 2"),
         (fail(max_length=40), r"its prompt is \d+ tokens, and with a budget of 24 it exceeds the 40 that the vLLM"),
         (fail(ignores_adapters=True), "answers with the adapter as without it: it does not know the layers"),
         (fail(busy=99), r"failed \(503: busy\); look at its log"),
@@ -613,7 +658,7 @@ def test_above_a_checkpoint_with_images_an_adapter_is_served_by_the_names_of_the
         (copy,) = server.adapters.values()
         modules = {opening.factor_of(name)[0] for name in load_file(copy / opening.WEIGHTS)}  # type: ignore[index]
         assert modules < {name.removesuffix(".weight") for name in stored}
-        served.release(str(served.adapter))
+        served.release()
         assert not server.adapters
         assert not copy.exists()
 
@@ -703,22 +748,16 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
         stream = client.post("/v1/chat/completions", json=body | {"stream": True}).text
         chunks = [json.loads(line.removeprefix("data: ")) for line in stream.split("\n\n")[:-2]]
         assert "".join(one["choices"][0]["delta"].get("content", "") for one in chunks) == expected.text
-        assert server.asked[-1]["model"] == engine.name_of(paths.adapter("v1"))
+        assert server.asked[-1]["model"] == direct.name_of(paths.adapter("v1"))
         server.dies_after = 0
         assert {client.post("/v1/chat/completions", json=body).status_code for _ in range(6)} == {503}
         assert client.get("/health/live").status_code == 200
     with pytest.raises(EngineError, match="v1 is for another base than data/bases/esi, which the vLLM server has"):
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
     backend.close(served.digest)
-    assert [*server.adapters] == [direct.adapter], "another engine loaded it, and may use it"
-    name = str(direct.adapter)
-    direct.release(name)
+    assert [*server.adapters] == [direct.adapter], "another engine uses it"
+    direct.release()
     assert server.adapters == {}
-    server.dies_after = None
-    backend.open(served, tmp_path)
-    direct.adopt(paths.adapter("v1"))
-    direct.release(name)
-    assert [*server.adapters] == [name], "this time the other engine loaded it"
 
 
 def test_a_request_that_its_client_gave_up_is_ended_at_the_server_too(
@@ -754,7 +793,7 @@ def test_a_version_is_closed_while_the_server_is_away_and_opened_again(
     backend.close(served.digest)
     server.drops = 0
     backend.open(served, tmp_path)
-    assert [*server.adapters] == [engine.name_of(paths.adapter("v1"))]
+    assert [*server.adapters] == [backend._engines[served.digest].adapter]
 
 
 def test_a_server_that_was_started_again_is_asked_again(
@@ -794,8 +833,8 @@ def test_a_version_that_is_closed_while_it_is_connected_anew_is_not_left_on_the_
     def closed_meanwhile(asked: Engine) -> None:
         check(asked)
         assert server.adapters
-        with pytest.raises(EngineError):  # by the key of the server before
-            backend.close(served.digest)
+        backend.close(served.digest)  # the engine that is connected anew uses the adapter
+        assert server.adapters
 
     monkeypatch.setattr(Engine, "check_adopted", closed_meanwhile)
     backend._reopen(served.digest, cast(Any, before))

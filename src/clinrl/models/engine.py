@@ -1,20 +1,26 @@
 """One engine for exams and training: a base that vLLM serves at its pinned commit, and adapters above it by name.
 
 An adapter is never merged: the base stays the same, bit for bit, and the server applies the adapter that each request
-names. An adapter's name is the digest of its files, so that no answer and no cached prompt can belong to another one.
+names. The server reads an adapter's files again whenever it has dropped them, so they are copied to a folder that never
+changes. The adapter's name is the digest of its files and of the place of the copies: no answer and no cached prompt
+can belong to another adapter, and no other checkout unloads it.
 """
 
+import fcntl
 import json
+import os
 import shutil
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from clinrl import paths
-from clinrl.artifacts import digest, sha256_file, staged
+from clinrl.artifacts import digest, locked, sha256_file, staged
 from clinrl.config.machine import FILE, Vllm
 from clinrl.errors import EngineError
 from clinrl.models import bases, opening
@@ -25,11 +31,6 @@ from clinrl.models.vllm_client import Call, Client, Request, Written, key_of
 DTYPE = "bfloat16"
 PROBE_TOKENS = 16
 """Tokens of the completion that shows whether an adapter has an effect."""
-
-
-def name_of(folder: Path) -> str:
-    """The name under which the adapter in a folder is served."""
-    return "clinrl-" + digest([sha256_file(folder / name) for name in (opening.WEIGHTS, opening.CONFIG)])[:32]
 
 
 def model_of(base: Path) -> str:
@@ -44,51 +45,67 @@ class Engine(Sampler):
     Each request has a seed of its own, from the call's seed, the prompt's name and its earlier occurrences. So a
     completion does not depend on other requests, but for rounding.
 
-    `names` maps the model's tensors to their names in the checkpoint. If there are any, adapters are served from copies
-    in the folder `copies` that use those names: vLLM opens a checkpoint with images by a class of its own, which knows
-    its layers by them.
+    Adapters are served from copies in the folder `copies`. `names` maps the model's tensors to their names in the
+    checkpoint. If there are any, the copies use those: vLLM opens a checkpoint with images by a class of its own, which
+    knows its layers by them.
     """
 
     can_watch = False
 
     def __init__(
         self, client: Client, tokenizer: Any, window: int | None, *,
-        names: Mapping[str, str] = MappingProxyType({}), copies: Path = Path(),
+        copies: Path, names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         super().__init__(None, tokenizer, scale="full")
-        self.client, self.window, self.names, self.copies = client, window, names, copies
+        self.client, self.window, self.names, self.copies = client, window, names, copies.resolve()
         self.room = min(filter(None, (window, client.max_length)))
         self.adapter: str | None = None
-        self._loaded = set[str]()
+        self._let_go: Callable[[], Any] = lambda: None
         self.identity = {
             "name": "vllm", "version": client.version, "model": client.model.removesuffix(f":{DTYPE}"), "dtype": DTYPE,
             "quantize": "none",
         }  # fmt: skip
 
+    def name_of(self, folder: Path) -> str:
+        """The name under which the adapter in a folder is served."""
+        files = [sha256_file(folder / name) for name in (opening.WEIGHTS, opening.CONFIG)]
+        return "clinrl-" + digest([str(self.copies), *files])[:32]
+
     def adopt(self, folder: Path) -> None:
-        """Use the adapter in a folder from now on."""
-        name = name_of(folder)
-        if self.names:
-            copy = self.copies / name
+        """Use the adapter in a folder from now on, in place of the one before."""
+        name = self.name_of(folder)
+        copy = self.copies / name
+        with self._changing():
             if not copy.is_dir():
                 with staged(copy) as out:
-                    opening.rename_modules(folder, self.names, out)
-            folder = copy
-        if self.client.load(name, folder):
-            self._loaded.add(name)
-        self.adapter = name
+                    if self.names:
+                        opening.rename_modules(folder, self.names, out)
+                    else:
+                        for part in (opening.WEIGHTS, opening.CONFIG):
+                            shutil.copyfile(folder / part, out / part)
+            used = os.open(copy / opening.CONFIG, os.O_RDWR)
+            fcntl.flock(used, fcntl.LOCK_SH)  # the kernel releases it when this process ends
+            self._let_go()
+            self._let_go, self.adapter = weakref.finalize(self, os.close, used), name
+            self.client.load(name, copy)
 
-    def release(self, name: str) -> None:
-        """Unload an adapter from the server, if this engine loaded it: others may use it meanwhile. Raises EngineError
-        if the server does not answer."""
-        if name not in self._loaded:
-            return
-        self._loaded.remove(name)
-        try:
-            self.client.unload(name)
-        finally:
-            if self.names:  # only now: the server may read the copy again while it serves it
-                shutil.rmtree(self.copies / name, ignore_errors=True)
+    def release(self) -> None:
+        """Use no adapter any more. Raises EngineError if the server does not answer."""
+        with self._changing():
+            self._let_go()
+            self.adapter = None
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Alone, change which adapters the server has; in the end unload those that no process uses any more."""
+        with locked(self.copies / ".lock"):
+            yield
+            for copy in self.copies.glob("clinrl-*"):
+                with (copy / opening.CONFIG).open("r+", encoding="utf-8") as users, suppress(BlockingIOError):
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self.client.unload(copy.name)
+                    # A kill leaves the name of an unfinished copy, which `staged` removes.
+                    shutil.rmtree(copy.rename(copy.with_name(f".{copy.name}.partial-{os.getpid()}")))
 
     def check_adopted(self) -> None:
         """Raise EngineError if the server's answer with the adapter equals that without in every digit.

@@ -105,12 +105,11 @@ class Client:
             raise self._strange("the length that it has room for")
         self.max_length = length
 
-    def load(self, name: str, folder: Path) -> bool:
-        """Have the server load the adapter in a folder under a name, and return whether it was not there before. The
-        server itself must see the folder."""
+    def load(self, name: str, folder: Path) -> None:
+        """Have the server load the adapter in a folder under a name. The server itself must see the folder."""
         path = str(folder.resolve())
         if self._has(name, path):
-            return False
+            return
         self.unload(name)
         try:
             self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, adapter=path)
@@ -119,14 +118,10 @@ class Client:
                 raise
         if not self._has(name, path):
             raise self._strange(f"the adapter {name} after it was loaded")
-        return True
 
     def _has(self, name: str, path: str) -> bool:
-        """Whether the server has an adapter, from this folder or from another one that is still there: a name is the
-        digest of what it names, and another process may have loaded it from a copy of its own."""
         card = self._models().get(name, {})
-        root = card.get("root")
-        return card.get("parent") == self.model and (root == path or (isinstance(root, str) and Path(root).is_dir()))
+        return (card.get("parent"), card.get("root")) == (self.model, path)
 
     def unload(self, name: str) -> None:
         """Unload an adapter, if the server has it."""

@@ -281,7 +281,7 @@ class Remote:
         """Unload a version from the server. Raises EngineError if the server is away; it is closed here even then."""
         self._wanted.pop(digest, None)
         if (connected := self._engines.pop(digest, None)) is not None:
-            connected.release(str(connected.adapter))
+            connected.release()
 
     def submit(self, job: Job) -> None:
         self._pool.submit(self._write, job)
@@ -315,9 +315,15 @@ class Remote:
             raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
         opening.check(folder / ADAPTER)
         connected = engine.connect(self._task, self._settings)
-        connected.adopt(folder / ADAPTER)
-        connected.check_adopted()
-        self._engines[served.digest] = connected
+        try:
+            connected.adopt(folder / ADAPTER)
+            connected.check_adopted()
+        except EngineError:
+            connected.release()
+            raise
+        former, self._engines[served.digest] = self._engines.get(served.digest), connected
+        if former is not None:  # it would go on to use the adapter
+            former.release()
         return connected
 
     def _reopen(self, digest: str, failed: engine.Engine) -> None:

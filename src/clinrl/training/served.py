@@ -15,8 +15,9 @@ from typing import Any
 from clinrl import paths
 from clinrl.artifacts import write_json
 from clinrl.config.machine import Vllm
+from clinrl.errors import TrainingError
 from clinrl.models import bases
-from clinrl.models.engine import Engine, connect, name_of, seed_of
+from clinrl.models.engine import Engine, connect, seed_of
 from clinrl.models.vllm_client import Request
 from clinrl.training.launch import SAMPLERS
 from clinrl.training.rejection import OVER
@@ -32,29 +33,22 @@ completions."""
 class Served:
     """Replaces TRL's `VLLMGeneration`: it has only the methods that the trainer calls."""
 
-    def __init__(self, engine: Engine, trainer: Any, spec: Mapping[str, Any], folder: Path) -> None:
-        self.engine, self.trainer, self.spec, self.folder = engine, trainer, spec, folder
+    def __init__(self, engine: Engine, trainer: Any, spec: Mapping[str, Any], folder: Path, world: World) -> None:
+        self.engine, self.trainer, self.spec, self.world = engine, trainer, spec, world
+        self.partial = folder / f"process-{world.rank}"
 
     def sync_weights(self) -> None:
-        """Make the server load the current adapter. Process 0 does so, and all check it by the adapter's name."""
-        accelerator, former = self.trainer.accelerator, self.engine.adapter
-        model = accelerator.unwrap_model(self.trainer.model)
-        partial = self.folder / f"process-{accelerator.process_index}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_weights(model, self.spec, partial)
-        target = self.folder / name_of(partial)
-        if accelerator.is_main_process:
-            if not target.exists():
-                partial.rename(target)
-            self.engine.adopt(target)
-        accelerator.wait_for_everyone()
-        shutil.rmtree(partial, ignore_errors=True)
-        if not accelerator.is_main_process:
-            self.engine.adopt(target)
-        elif former not in (None, self.engine.adapter):
-            self.engine.release(str(former))
-            shutil.rmtree(self.folder / str(former), ignore_errors=True)
+        """Make the server load the current adapter. One process does so, and the others find it by its digest.
+
+        Raises TrainingError if the processes have different adapters.
+        """
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.partial.mkdir(parents=True)
+        write_weights(self.trainer.accelerator.unwrap_model(self.trainer.model), self.spec, self.partial)
+        self.engine.adopt(self.partial)
+        shutil.rmtree(self.partial)
+        if len({*self.world.gathered([self.engine.adapter])}) > 1:
+            raise TrainingError(f"the processes have different adapters after step {self.trainer.state.global_step}")
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
         """A turn of each row, with the log-probability of each of its tokens, as TRL's generator returns them."""
@@ -90,23 +84,20 @@ def begin(
     if spec["machine"]["sampler"] == "vllm":
         engine = connect(spec["task"], Vllm.model_validate(spec["machine"]["vllm"]))
         if parent is not None and spec["method"] == "rejection":
-            for rank in range(world.size):  # one after the other: each would unload what another is loading
-                if rank == world.rank:
-                    engine.adopt(parent)
-                    engine.check_adopted()
-                world.gathered([])
+            engine.adopt(parent)
+            engine.check_adopted()
     if world.is_main:
         after = len([*parts.glob("*.json")]) or (int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0)
         note(folder, engine.identity if engine else bases.identity_of(model, paths.base(spec["task"])), after)
     return engine
 
 
-def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path) -> None:
+def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path, world: World) -> None:
     """Make a trainer of GRPO learn from completions that an engine writes."""
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
     trainer.vllm_importance_sampling_mode = CORRECTION
     trainer.seed = spec["seed"]  # so that rows are numbered in their step
-    trainer.vllm_generation = Served(engine, trainer, spec, folder)
+    trainer.vllm_generation = Served(engine, trainer, spec, folder, world)
 
 
 def note(folder: Path, identity: Mapping[str, str], after: int) -> None:

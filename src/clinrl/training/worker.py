@@ -139,7 +139,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         trainer = trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges, world,
                                    longest=engine.client.max_length if engine else None)  # fmt: skip
         if engine is not None:
-            served.serve(trainer, engine, spec, folder / "served")
+            served.serve(trainer, engine, spec, folder / "served", world)
     else:
         trainer = trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer", world)
         if sampled:
