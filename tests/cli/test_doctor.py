@@ -1,13 +1,16 @@
 """`clinrl doctor`: memory place by place at both scales, and what a step takes at full."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from clinrl.cli import doctor
 from clinrl.config.params import Params, load_params
+from clinrl.errors import ArtefactError
 from clinrl.models import needs
+from clinrl.tasks.base import get_task
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {
@@ -49,6 +52,16 @@ def test_at_the_embedded_scale_nothing_is_reckoned(params: Params, capsys: pytes
     said = capsys.readouterr().out
     assert "reckoned" not in said
     assert "held-out" in said
+
+
+def test_a_damaged_tokenizer_is_refused_in_one_sentence(params: Params, tmp_path: Path) -> None:
+    folder = tmp_path / "esi"
+    shutil.copytree(ROOT / "data/bases/esi", folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    del tokenizer["added_tokens"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ArtefactError, match=r"esi holds no tokenizer that can be opened \(KeyError: 'added_tokens'\)"):
+        needs._lengths(get_task("esi"), folder)
 
 
 def test_a_prompt_at_the_embedded_scale_is_measured_by_its_own_tokenizer(params: Params) -> None:

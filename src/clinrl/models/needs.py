@@ -18,7 +18,7 @@ from clinrl.config.machine import Machine, sequences_of
 from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoProfile, SftProfile
 from clinrl.errors import OutOfMemory, ParamsError, Refused
-from clinrl.models import bases, hub
+from clinrl.models import bases, hub, opening
 from clinrl.models.chat import encode_pieces, to_pieces
 from clinrl.models.estimate import GIB, TRAINED, Size, measure
 from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED
@@ -345,7 +345,9 @@ def _lengths(task: Task, folder: Path | None) -> tuple[int, int]:
 def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]:
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer, tools = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False), schemas(task)
+    with opening.refused(folder, "tokenizer"):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    tools = schemas(task)
     texts = [
         to_pieces(tokenizer, task.prompt(case.facts), task.gold(case, thinking=True), True, tools, tokenizer.eos_token)
         for case in cases

@@ -22,7 +22,10 @@ class Gpu(NamedTuple):
 
 
 def visible() -> list[Gpu]:
-    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES; none without a driver."""
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES; none without a driver.
+
+    As for CUDA, the beginning of a UUID is enough if no other begins so, and a name that is unknown ends the list.
+    """
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
@@ -44,7 +47,13 @@ def visible() -> list[Gpu]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return list(dict.fromkeys(found.values()))
-    return [found[part] for name in named.split(",") if (part := name.strip()) in found]
+    listed: list[Gpu] = []
+    for name in map(str.strip, named.split(",")):
+        fits = {gpu for key, gpu in found.items() if key == name or (name.startswith("GPU-") and key.startswith(name))}
+        if len(fits) != 1:
+            break
+        listed += fits
+    return listed
 
 
 def show_one(index: int) -> None:
