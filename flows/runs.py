@@ -5,23 +5,19 @@ tagged with its process and with the lease of the slot it holds; every flow firs
 """
 
 import logging
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect import State, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import StateType
-from prefect.concurrency.context import ConcurrencyContext
-from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
-from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Crashed, Pending
@@ -29,21 +25,14 @@ from prefect.states import Cancelled, Crashed, Pending
 from clinrl.errors import Refused, mask
 from clinrl.runtime import determinism, processes
 
-TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
-"""The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two.
-
-Workers that share a Prefect server and no machine, or one machine and no GPU, each name a slot of their own in
-CLINRL_SLOT, such as cpu-of-ward or gpu-0."""
 OURS = "clinrl"
 """The tag of every deployment, which its runs have from the server: others may use the same one."""
 KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
 """Seconds that a process may take from accepting a run to `begin`."""
-LEASE_S = 86400.0
-"""Seconds until the server frees a slot whose holder is silent: Prefect's longest. It renews a lease after 18 hours,
-and never again if that fails. `sweep` and `lost_workers` free the slots of the dead earlier."""
-
-_PROCESS, _LEASE = "process:", "lease-{}:"  # by slot, of which a run may hold two
+_PROCESS = "process:"
+LEASE = "lease-{}:"
+"""The tag with the lease of a slot, by its limit: a run may hold slots of two."""
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
 
 
@@ -100,14 +89,14 @@ def begin() -> None:
         if _without_traceback not in logger.filters:
             logger.addFilter(_without_traceback)
     with get_client(sync_client=True) as client:
-        _tag(client, f"{_PROCESS}{processes.identity()}")
+        retag(client, f"{_PROCESS}{processes.identity()}")
         sweep(client)
 
 
 def sweep(client: Any) -> list[UUID]:
     """End runs whose process here is dead, or never began, and free their slots. Returns the runs' ids."""
-    swept, now = list[UUID](), parsedate_to_datetime(client.hello().headers["Date"])  # by the clock that dates states
-    for run in _unfinished(client):
+    swept, now = list[UUID](), now_of(client)
+    for run in unfinished(client):
         owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
         if not all(map(processes.is_dead, owners)) or not (owners or _never_began(run, now)):
             continue
@@ -120,8 +109,6 @@ def sweep(client: Any) -> list[UUID]:
             client.set_task_run_state(task_run.id, state, force=True)
         client.set_flow_run_state(run.id, state, force=True)
         swept.append(run.id)
-    if swept:
-        _free_slots(client, _unfinished(client))
     return swept
 
 
@@ -137,7 +124,12 @@ def _never_began(run: Any, now: Any) -> bool:
     return OURS in run.tags and not run.state.is_paused() and (now - run.state.timestamp).total_seconds() > PENDING_S
 
 
-def _unfinished(client: Any) -> list[Any]:
+def now_of(client: Any) -> datetime:
+    """The time by the server's clock, which dates states and limits."""
+    return parsedate_to_datetime(client.hello().headers["Date"])
+
+
+def unfinished(client: Any) -> list[Any]:
     """The runs that have not ended. The server lists 200 at a time, and hundreds may wait."""
     runs: list[Any] = []
     unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}})
@@ -146,43 +138,11 @@ def _unfinished(client: Any) -> list[Any]:
     return runs
 
 
-def _free_slots(client: Any, alive: list[Any]) -> None:
-    """Free slots that no living run is tagged with: a run may have been killed before it was tagged with its lease."""
-    held = sum(any(tag.startswith(_LEASE.format(TRAINING)) for tag in run.tags) for run in alive)
-    with suppress(ObjectNotFound):  # there is no limit before the first run
-        if client.read_global_concurrency_limit_by_name(TRAINING).active_slots > held:
-            client.update_global_concurrency_limit(TRAINING, GlobalConcurrencyLimitUpdate(active_slots=held))
-
-
-@contextmanager
-def slot(name: str) -> Iterator[None]:
-    """Wait for a slot of a limit, and hold it until the block ends. A limit has one slot unless somebody raised it.
-
-    A deployment's own limit does not do: Prefect takes its slot back, which ends the flow, while a person is asked, and
-    when the server is away for four minutes.
-    """
-    with get_client(sync_client=True) as client:
-        try:
-            limit = client.read_global_concurrency_limit_by_name(name)
-        except ObjectNotFound:
-            with suppress(ObjectAlreadyExists):  # another run may be quicker
-                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
-            limit = client.read_global_concurrency_limit_by_name(name)
-        if limit.active_slots >= limit.limit:
-            get_run_logger().info("another run holds the limit %s; waiting for its slot", name)
-        # A server that is away for a while must not end hours of training.
-        with concurrency(name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
-            context = ConcurrencyContext.get()
-            leases = context.cleanup_lease_ids if context else []
-            _tag(client, *(f"{_LEASE.format(name)}{lease}" for lease in leases[-1:]))
-            yield
-
-
-def _tag(client: Any, *tags: str) -> None:
-    """Tag this flow run, in place of earlier tags of the same kind."""
+def retag(client: Any, *tags: str) -> None:
+    """Tag this flow run, in place of earlier tags of the same kind. A tag without a value only removes those."""
     run = client.read_flow_run(flow_run.get_id())
     kinds = tuple(f"{tag.split(':')[0]}:" for tag in tags)
-    wanted = {*tags, *(tag for tag in run.tags if not tag.startswith(kinds))}
+    wanted = {tag for tag in (*tags, *run.tags) if tag not in kinds and (tag in tags or not tag.startswith(kinds))}
     if wanted != set(run.tags):
         client.update_flow_run(run.id, tags=sorted(wanted))
 

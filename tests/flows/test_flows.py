@@ -642,7 +642,7 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
     from prefect import get_client
     from prefect.client.schemas.objects import StateType
 
-    from flows import runs
+    from flows import slots
 
     Path("slow").write_text("30")
     process = command("reproduce", "v1")
@@ -664,7 +664,7 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
         assert client.read_flow_run(run).state.type == StateType.CRASHED
         states = {task.state.type for task in client.read_task_runs()}
         assert StateType.RUNNING not in states
-        assert client.read_global_concurrency_limit_by_name(runs.TRAINING).active_slots == 0
+        assert client.read_global_concurrency_limit_by_name(slots.TRAINING).active_slots == 0
     assert champion() == "v2"
 
 
@@ -733,14 +733,14 @@ def test_a_run_that_holds_two_slots_says_so_and_both_are_freed_when_it_is_killed
     from prefect.runtime import flow_run
 
     from clinrl.runtime import processes
-    from flows import runs
+    from flows import runs, slots
 
     host, number, _ = processes.identity().rsplit(":", 2)
-    limits, tags, held = (runs.TRAINING, "retrain-esi"), list[str](), list[int]()
+    limits, tags, held = (slots.TRAINING, "retrain-esi"), list[str](), list[int]()
 
     @task
     def trains() -> None:
-        with runs.slot(limits[0]), get_client(sync_client=True) as client:
+        with slots.hold(limits[0]), get_client(sync_client=True) as client:
             run = client.read_flow_run(flow_run.get_id())
             client.update_flow_run(run.id, tags=[f"process:{host}:{number}:ended", *run.tags])
             tags.extend(run.tags)
@@ -750,9 +750,50 @@ def test_a_run_that_holds_two_slots_says_so_and_both_are_freed_when_it_is_killed
 
     @flow
     def retrains() -> None:
-        with runs.slot(limits[1]):
+        with slots.hold(limits[1]):
             trains()
 
     retrains(return_state=True)
     assert sorted(tag.partition(":")[0] for tag in tags) == sorted(f"lease-{limit}" for limit in limits)
     assert held == [1, 1, 0, 0]
+
+
+def test_a_slot_that_nobody_holds_is_freed_by_the_run_that_waits_for_it(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a run which was killed between its slot and the tag with its lease."""
+    from prefect import flow, get_client
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.runtime import flow_run
+
+    from flows import slots
+
+    free, limit, found = slots._free_slots, "a-slot", list[Any]()
+    monkeypatch.setattr(slots, "WAIT_S", 1.0)
+    monkeypatch.setattr(slots, "UNTAGGED_S", 600.0)
+
+    def later(client: Any, name: str) -> None:
+        free(client, name)
+        found.append(client.read_global_concurrency_limit_by_name(name).active_slots)
+        monkeypatch.setattr(slots, "UNTAGGED_S", -60.0)  # HTTP gives whole seconds
+
+    monkeypatch.setattr(slots, "_free_slots", later)
+
+    def tags(client: Any) -> list[str]:
+        return [tag for tag in client.read_flow_run(flow_run.get_id()).tags if tag.startswith("lease")]
+
+    @flow
+    def waits() -> None:
+        with get_client(sync_client=True) as client:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=limit, limit=1))
+            assert client.increment_concurrency_slots_with_lease([limit], 1, "concurrency", 600).status_code == 200
+            with slots.hold(limit):
+                assert found == [1, 0], "at first another run may have taken it a moment ago"
+                free(client, limit)
+                found.append(client.read_global_concurrency_limit_by_name(limit).active_slots)
+                found.extend(tag.rpartition(":")[0] for tag in tags(client))
+            found.extend(tags(client))
+            found.append(client.read_global_concurrency_limit_by_name(limit).active_slots)
+
+    waits()
+    assert found == [1, 0, 1, f"lease-{limit}", 0], "a living run keeps its slot, and says so while it has it"
