@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.distributed_c10d import _get_default_store
 
 import test_episodes as episodes
 from clinrl.models.chat import encode, write_turn
@@ -15,7 +16,7 @@ from clinrl.models.judges import Judges
 from clinrl.runtime import determinism
 from clinrl.training import trl
 from clinrl.training.rows import Row
-from clinrl.training.world import World
+from clinrl.training.world import TIMEOUT, World
 from clinrl.types import Call, Message
 
 
@@ -47,4 +48,5 @@ if __name__ == "__main__":
     determinism.pin()
     place = World(*(int(os.environ[name]) for name in ("WORLD_SIZE", "RANK")))
     with place.joined(on_cpu=True):
+        assert _get_default_store().timeout == TIMEOUT  # else a slow process is given up after five minutes
         play(Path(sys.argv[1]), place, sys.argv[2])

@@ -76,7 +76,7 @@ dossier = _named_in("data/dossiers")
 engine = _named_in(".clinrl/engines", ".json")
 """The address and the key of the vLLM server of a task's base on this machine; private."""
 engine_adapters = _named_in(".clinrl/engines")
-"""The copies of adapters that the vLLM server of a task's base reads, where it needs copies."""
+"""The copies of adapters that the vLLM server of a task's base reads."""
 retraining_report = _named_in("data/reports/retraining", ".json")
 """The results of a task's simulated retraining; the page lies beside it."""
 watched = _named_in(".clinrl/watched", ".sqlite")

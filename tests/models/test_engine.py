@@ -8,8 +8,9 @@ import shutil
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -183,30 +184,61 @@ def test_an_adapter_stays_while_anybody_uses_it_as_it_was_when_it_was_loaded(
     training.adopt(folder)
     assert server.adapters.keys() == {name, training.adapter}
     assert weights_of(server.adapters[name]) == before
-    training.release()
-    assert [*server.adapters] == [name]
-    exam.release()
-    assert server.adapters == {}
-    assert [one for one in paths.engine_adapters("esi").iterdir() if one.is_dir()] == []
+    exam.let_go()
+    training.adopt(folder)
+    assert [*server.adapters] == [training.adapter]
+    assert [one.name for one in paths.engine_adapters("esi").iterdir() if one.is_dir()] == [training.adapter]
 
 
 def weights_of(folder: Path) -> bytes:
     return (folder / opening.WEIGHTS).read_bytes()
 
 
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_SH)
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.mark.long
 def test_what_a_killed_process_used_goes_with_the_next_change(
     connect: Callable[..., Engine], server: engines.Imitation
 ) -> None:
-    killed, other = connect(), connect()
-    killed.adopt(paths.adapter("v1"))
-    killed._let_go()  # as the kernel does
-    copy = server.adapters[str(killed.adapter)]
-    copy.with_name(f".{copy.name}.partial-4194305").mkdir()  # of a process that was killed while it removed a copy
-    other.adopt(paths.adapter("v2"))
-    assert [*server.adapters] == [other.adapter]
-    other.adopt(paths.adapter("v1"))
-    assert {one.name for one in copy.parent.iterdir()} == {copy.name, ".lock"}
+    here = connect()
+    here.adopt(paths.adapter("v1"))
+    first = server.adapters[str(here.adapter)]
+    command = [sys.executable, "-c", HOLDS, str(first / opening.CONFIG)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as there:
+        assert there.stdout is not None
+        assert there.stdout.readline() == "holds\n"
+        here.adopt(paths.adapter("v2"))
+        assert server.adapters.keys() == {first.name, here.adapter}
+        there.kill()
+    first.with_name(f".{first.name}.partial-1").mkdir()  # of one that was killed while it copied
+    here.adopt(paths.adapter("v2"))
+    assert [*server.adapters] == [here.adapter]
+    assert {one.name for one in first.parent.iterdir()} == {here.adapter, ".lock"}
+
+
+@pytest.mark.long
+def test_an_adapter_that_is_replaced_while_it_is_copied_is_refused(
+    connect: Callable[..., Engine], server: engines.Imitation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name would be the digest of other weights, for all who use that name later."""
+    served, folder, lock = connect(), tmp_path / "adapter", engine.locked
+    shutil.copytree(paths.adapter("v1"), folder)
+
+    def replaced(file: Path) -> Any:
+        shutil.copytree(paths.adapter("v2"), folder, dirs_exist_ok=True)
+        return lock(file)
+
+    monkeypatch.setattr(engine, "locked", replaced)
+    with pytest.raises(EngineError, match="adapter was replaced meanwhile; give the same command again"):
+        served.adopt(folder)
+    assert [one.name for one in paths.engine_adapters("esi").iterdir()] == [".lock"]
 
 
 @pytest.mark.long
@@ -218,8 +250,9 @@ def test_checkouts_that_ask_one_server_do_not_unload_each_other_s_adapters(
     for one in (here, there):
         one.adopt(paths.adapter("v1"))
     assert server.adapters.keys() == {here.adapter, there.adapter}
-    there.release()
-    assert [*server.adapters] == [here.adapter]
+    for version in ("v2", "v1"):
+        there.adopt(paths.adapter(version))
+    assert server.adapters.keys() == {here.adapter, there.adapter}
 
 
 @pytest.mark.long
@@ -571,8 +604,7 @@ def test_a_server_that_loads_or_serves_keeps_its_key_until_it_has_ended(project:
         finally:
             os._exit(1)
     try:
-        while not (project / "esi.json").exists():
-            time.sleep(0.02)
+        eventually((project / "esi.json").exists)
         held = (project / "esi.json").read_text()
         with pytest.raises(Refused, match="another `clinrl engine esi` serves or loads"):
             engine_server.stage(params, "esi", 8124)
@@ -658,9 +690,6 @@ def test_above_a_checkpoint_with_images_an_adapter_is_served_by_the_names_of_the
         (copy,) = server.adapters.values()
         modules = {opening.factor_of(name)[0] for name in load_file(copy / opening.WEIGHTS)}  # type: ignore[index]
         assert modules < {name.removesuffix(".weight") for name in stored}
-        served.release()
-        assert not server.adapters
-        assert not copy.exists()
 
 
 def test_an_adapter_that_does_not_fit_a_checkpoint_with_images_is_refused(seeing: Path) -> None:
@@ -754,10 +783,7 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
         assert client.get("/health/live").status_code == 200
     with pytest.raises(EngineError, match="v1 is for another base than data/bases/esi, which the vLLM server has"):
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
-    backend.close(served.digest)
-    assert [*server.adapters] == [direct.adapter], "another engine uses it"
-    direct.release()
-    assert server.adapters == {}
+    assert [*server.adapters] == [direct.adapter]
 
 
 def test_a_request_that_its_client_gave_up_is_ended_at_the_server_too(
@@ -781,19 +807,22 @@ def test_a_request_that_its_client_gave_up_is_ended_at_the_server_too(
         going.set()
 
 
-def test_a_version_is_closed_while_the_server_is_away_and_opened_again(
+def test_a_version_that_is_closed_is_unloaded_with_the_next_change(
     server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path
 ) -> None:
+    """And a request that comes late is not answered by the base."""
     shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
     served, backend = version(), Remote("esi", Vllm(url=connect().client.url))
-    backend.open(served, tmp_path)
+    sampler = backend.open(served, tmp_path)
     server.drops = 99
-    with pytest.raises(EngineError, match="no vLLM server answers"):
-        backend.close(served.digest)
     backend.close(served.digest)
     server.drops = 0
+    connect().adopt(paths.adapter("v2"))
+    assert sampler.adapter not in server.adapters  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="does not serve the adapter any more"):
+        sampler.sample(prompts(1), **HOW)
     backend.open(served, tmp_path)
-    assert [*server.adapters] == [backend._engines[served.digest].adapter]
+    assert sampler.adapter in server.adapters  # type: ignore[attr-defined]
 
 
 def test_a_server_that_was_started_again_is_asked_again(
@@ -816,9 +845,12 @@ def test_a_server_that_was_started_again_is_asked_again(
         assert asked().status_code == 503
         monkeypatch.setenv(vllm_client.TOKEN, server.key)
         assert eventually(lambda: (said := asked()).status_code == 200 and said.json()["choices"]) == before
+    (name,) = server.adapters
     backend.close(served.digest)
     backend._reopen(served.digest, cast(Any, sampler))
-    assert server.adapters == {}
+    assert served.digest not in backend._engines
+    connect().adopt(paths.adapter("v2"))
+    assert name not in server.adapters
 
 
 def test_a_version_that_is_closed_while_it_is_connected_anew_is_not_left_on_the_server(
@@ -838,5 +870,7 @@ def test_a_version_that_is_closed_while_it_is_connected_anew_is_not_left_on_the_
 
     monkeypatch.setattr(Engine, "check_adopted", closed_meanwhile)
     backend._reopen(served.digest, cast(Any, before))
-    assert server.adapters == {}
     assert served.digest not in backend._engines
+    (name,) = server.adapters
+    connect().adopt(paths.adapter("v2"))
+    assert name not in server.adapters

@@ -13,10 +13,12 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
 from dvc.utils.strictyaml import YAMLSyntaxError, YAMLValidationError
+from dvc_data.index import fetch
+from dvc_objects.fs import LocalFileSystem, MemoryFileSystem, generic
 
 from clinrl.artifacts import write_text
 from clinrl.runtime import dvc_state
-from clinrl.runtime.dvc_command import HEAD, Recorded, Stages, load, modify
+from clinrl.runtime.dvc_command import HEAD, Recorded, Stages, check_fetched, load, modify
 
 ROOT = Path(__file__).parents[2]
 SEVERAL = 12
@@ -249,3 +251,46 @@ def test_a_digest_that_leads_out_of_the_cache_removes_and_reads_nothing(
     assert not (tmp_path / "made.txt").exists() or (tmp_path / "made.txt").read_text() == "made\n"
     assert done.returncode
     assert "clinrl: a digest that DVC was to follow leads out of its cache" in done.stderr
+
+
+@pytest.mark.long
+def test_what_a_remote_sends_under_the_digest_of_something_else_is_not_put_into_its_place(
+    begun: Path, tmp_path: Path
+) -> None:
+    project, remote, env = tmp_path / "project", tmp_path / "remote", of_its_own(tmp_path)
+    shutil.copytree(begun, project)
+    (project / ".dvc/config").write_text(f"[core]\n    remote = store\n['remote \"store\"']\n    url = {remote}\n")
+    digest = hashlib.md5(b"made\n", usedforsecurity=False).hexdigest()
+    stored = remote / "files/md5" / digest[:2] / digest[2:]
+    stored.parent.mkdir(parents=True)
+    (project / "dvc.yaml").write_text("stages: {make: {cmd: make, outs: [made.txt]}}\n")
+    outs = f"    outs:\n    - path: made.txt\n      hash: md5\n      md5: {digest}\n      size: 5\n"
+    (project / "dvc.lock").write_text(f"{HEAD}  make:\n    cmd: make\n{outs}")
+
+    def pulled() -> int:
+        command = [sys.executable, "-m", "clinrl.runtime.dvc_command", "pull", "make"]
+        return subprocess.run(command, cwd=project, env=env, capture_output=True, check=False).returncode
+
+    stored.write_bytes(b"evil\n")
+    assert pulled() == 1
+    assert not (project / "made.txt").exists()
+    stored.write_bytes(b"made\n")
+    assert pulled() == 0
+    assert (project / "made.txt").read_bytes() == b"made\n"
+
+
+def test_a_file_that_came_in_part_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cut(MemoryFileSystem):  # type: ignore[misc]
+        def get_file(self, _: str, to_path: str, **named: Any) -> None:
+            Path(to_path).write_bytes(b"a part")
+            raise ConnectionResetError("cut")
+
+    for module, name in ((generic, "copy"), (fetch, "transfer")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
+    check_fetched()
+    failed, file = list[Any](), tmp_path / "file"
+    generic.copy(Cut(), ["/from"], LocalFileSystem(), [str(file)], on_error=lambda *words: failed.append(words))
+    assert [(*paths, str(error)) for *paths, error in failed] == [("/from", str(file), "cut")]
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ConnectionResetError):
+        generic.copy(Cut(), ["/from"], LocalFileSystem(), [str(file)])

@@ -55,7 +55,15 @@ def test_those_that_are_visible_are_listed_in_order(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("cards")
 @pytest.mark.parametrize(
     ("named", "numbers"),
-    [("GPU-b", [1]), ("GPU-", []), ("1, GPU-a", [1, 0]), ("1, 9, 0", [1]), ("-1, 0", []), ("1,,0", [1]), ("", [])],
+    [
+        ("GPU-b", [1]),
+        ("GPU-", []),
+        ("GPU-b, GPU-a", [1, 0]),
+        ("0,0", []),
+        ("1, 9, 0", [1]),
+        ("-1, 0", []),
+        ("1,,0", [1]),
+    ],
 )
 def test_they_are_named_as_cuda_reads_names(monkeypatch: pytest.MonkeyPatch, named: str, numbers: list[int]) -> None:
     monkeypatch.setenv(VISIBLE, named)

@@ -20,7 +20,7 @@ import dolls
 import locks
 from clinrl import paths
 from clinrl.artifacts import write_json
-from clinrl.errors import EngineError, RegistryError, SignatureError
+from clinrl.errors import RegistryError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release import audit_log, promotion
@@ -112,30 +112,6 @@ def test_a_version_that_lost_its_names_is_closed_when_nobody_can_wait_for_it(pro
         point("v2")
         one.live.renew()
         assert one.client.chat.completions.create(model="v2", messages=prompts(1)[0], max_tokens=2).model == "v2"
-
-
-@pytest.mark.long
-def test_a_server_that_is_away_when_a_version_is_closed_harms_no_other_and_no_rollback(
-    project: Any, monkeypatch: Any, capfd: Any
-) -> None:
-    close = Local.close
-
-    def away(backend: Local, digest: str) -> None:
-        close(backend, digest)
-        raise EngineError("no vLLM server answers")
-
-    monkeypatch.setattr(Local, "close", away)
-    with running(project, keep_s=0.0) as one:
-        first = one.live.names[CANDIDATE]
-        for name, other in (("v1", "v2"), ("v2", "v1")):
-            point(name)
-            one.live.renew()
-            threading.Event().wait(0.01)
-            one.live.renew()
-            assert f"clinrl: {other} is not unloaded: no vLLM server answers\n" in capfd.readouterr().err
-            said = one.client.chat.completions.create(model=CANDIDATE, messages=prompts(1)[0], max_tokens=2)
-            assert said.model == name
-        assert not first.folder.exists()
 
 
 @pytest.mark.long

@@ -366,6 +366,9 @@ def test_all_processes_take_the_way_that_agrees_for_each(trainers, monkeypatch, 
     taken = trainer._way(trainer.model, ours, lambda way: GRPOTrainer._compute_loss(trainer, way, inputs))
     assert trainer.agrees is agrees
     assert (taken is trainer.model) != bool(agrees)
+    # A process without a live row leaves its entropy to TRL where the others do.
+    dead = trainer._way(trainer.model, ours, lambda _: None, has_gradient=False)
+    assert (dead is trainer.model) == (agrees is False)
 
 
 def test_equal_completions_that_cancel_out_decide_nothing(trainers, monkeypatch):

@@ -27,7 +27,7 @@ from clinrl.tasks.base import get_task
 from clinrl.training import launch, rejection, served, trl
 from clinrl.training.rows import Row
 from clinrl.training.trl import write_adapter
-from clinrl.training.world import ALONE
+from clinrl.training.world import ALONE, World
 
 pytestmark = pytest.mark.long
 
@@ -160,6 +160,16 @@ def test_each_step_is_sampled_with_its_own_adapter(server: engines.Imitation) ->
             "dtype": "bfloat16", "quantize": "none",
         },
     }  # fmt: skip
+
+
+def test_processes_with_different_adapters_are_noticed(
+    server: engines.Imitation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        World, "gathered", lambda _, items: [*items, "another"] if "clinrl-" in str(items) else [*items]
+    )
+    with pytest.raises(TrainingError, match="the processes have different adapters after step 0"):
+        train(steps=1)
 
 
 def test_another_adapter_than_the_one_that_is_trained_raises_an_alarm(

@@ -13,7 +13,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -60,7 +60,8 @@ class Engine(Sampler):
         self.client, self.window, self.names, self.copies = client, window, names, copies.resolve()
         self.room = min(filter(None, (window, client.max_length)))
         self.adapter: str | None = None
-        self._let_go: Callable[[], Any] = lambda: None
+        self.let_go: Callable[[], Any] = lambda: None
+        """Leave the adapter to its other users. If there are none, the next change of adapters unloads it."""
         self.identity = {
             "name": "vllm", "version": client.version, "model": client.model.removesuffix(f":{DTYPE}"), "dtype": DTYPE,
             "quantize": "none",
@@ -72,10 +73,15 @@ class Engine(Sampler):
         return "clinrl-" + digest([str(self.copies), *files])[:32]
 
     def adopt(self, folder: Path) -> None:
-        """Use the adapter in a folder from now on, in place of the one before."""
+        """Use the adapter in a folder from now on, in place of the one before, and unload those that nobody uses.
+
+        Raises EngineError if the server refuses, or if the adapter was replaced meanwhile.
+        """
         name = self.name_of(folder)
         copy = self.copies / name
-        with self._changing():
+        with locked(self.copies / ".lock"):
+            for rest in self.copies.glob(".clinrl-*"):  # of processes that were killed
+                shutil.rmtree(rest)
             if not copy.is_dir():
                 with staged(copy) as out:
                     if self.names:
@@ -83,29 +89,18 @@ class Engine(Sampler):
                     else:
                         for part in (opening.WEIGHTS, opening.CONFIG):
                             shutil.copyfile(folder / part, out / part)
+                    if self.name_of(folder) != name:
+                        raise EngineError(f"{folder} was replaced meanwhile; give the same command again")
             used = os.open(copy / opening.CONFIG, os.O_RDWR)
+            let_go = weakref.finalize(self, os.close, used)
             fcntl.flock(used, fcntl.LOCK_SH)  # the kernel releases it when this process ends
-            self._let_go()
-            self._let_go, self.adapter = weakref.finalize(self, os.close, used), name
+            self.let_go()
+            self.let_go, self.adapter = let_go, name
             self.client.load(name, copy)
-
-    def release(self) -> None:
-        """Use no adapter any more. Raises EngineError if the server does not answer."""
-        with self._changing():
-            self._let_go()
-            self.adapter = None
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Alone, change which adapters the server has; in the end unload those that no process uses any more."""
-        with locked(self.copies / ".lock"):
-            yield
-            for copy in self.copies.glob("clinrl-*"):
-                with (copy / opening.CONFIG).open("r+", encoding="utf-8") as users, suppress(BlockingIOError):
-                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self.client.unload(copy.name)
-                    # A kill leaves the name of an unfinished copy, which `staged` removes.
-                    shutil.rmtree(copy.rename(copy.with_name(f".{copy.name}.partial-{os.getpid()}")))
+            for other in self.copies.glob("clinrl-*"):
+                if not _is_used(other):
+                    self.client.unload(other.name)
+                    shutil.rmtree(other.rename(other.with_name(f".{other.name}")))
 
     def check_adopted(self) -> None:
         """Raise EngineError if the server's answer with the adapter equals that without in every digit.
@@ -158,6 +153,16 @@ class Engine(Sampler):
                 self.journal.put(keys[rest[place]], ids=written.ids, logs=written.log_probabilities)
             progress()
         return [found[number] for number in range(len(requests))]
+
+
+def _is_used(copy: Path) -> bool:
+    """Whether a process, or an engine of this one, uses the copy of an adapter."""
+    with suppress(FileNotFoundError), (copy / opening.CONFIG).open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def seed_of(*parts: object) -> int:

@@ -7,7 +7,6 @@ checkpoint at its pinned commit. vLLM never reports which commit it serves, so t
 import json
 import os
 import secrets
-import shutil
 import sys
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def stage(params: Params, name: str, port: int) -> None:
         with listen(LOOPBACK[0], port, "--port"):
             pass
         key = secrets.token_urlsafe(32)
-        shutil.rmtree(paths.engine_adapters(name), ignore_errors=True)  # left by an earlier server, which has ended
         write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
         environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         echo(f"serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it")

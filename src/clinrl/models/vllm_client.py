@@ -106,22 +106,17 @@ class Client:
         self.max_length = length
 
     def load(self, name: str, folder: Path) -> None:
-        """Have the server load the adapter in a folder under a name. The server itself must see the folder."""
-        path = str(folder.resolve())
-        if self._has(name, path):
+        """Have the server load the adapter in a folder under a name. The server must see the folder by this path."""
+        if name in self._models():
             return
-        self.unload(name)
+        path = str(folder)
         try:
             self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, adapter=path)
         except EngineError:
-            if not self._has(name, path):  # it is there if the answer to the first of two requests was lost
+            if name not in self._models():  # it is there if the answer to the first of two requests was lost
                 raise
-        if not self._has(name, path):
+        if name not in self._models():
             raise self._strange(f"the adapter {name} after it was loaded")
-
-    def _has(self, name: str, path: str) -> bool:
-        card = self._models().get(name, {})
-        return (card.get("parent"), card.get("root")) == (self.model, path)
 
     def unload(self, name: str) -> None:
         """Unload an adapter, if the server has it."""

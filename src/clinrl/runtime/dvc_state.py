@@ -35,9 +35,10 @@ AT_WORK = TMP / "lock"
 """The lock that DVC holds while it writes dvc.lock."""
 CONFLICT = b"<<<<<<<"
 """Git's mark of a merge that a person has to finish."""
-REPRO = ("-m", "clinrl.runtime.dvc_command", "repro", "--no-run-cache")
+REPRO = ("-m", "clinrl.runtime.dvc_command", "--wait-for-lock", "repro", "--no-run-cache")
 """Arguments with which Python runs DVC: without its run cache, which DVC trusts unchecked. Anybody who can write there
-could decide what a stage has made."""
+could decide what a stage has made. It waits for another DVC: it frees its lock while a stage works, and if it did not
+get it back within 3 s it would not record what the stage made, and delete that when it is run again."""
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 ENTER = stat.S_IXGRP | stat.S_IXOTH
 

@@ -24,7 +24,8 @@ class Gpu(NamedTuple):
 def visible() -> list[Gpu]:
     """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES; none without a driver.
 
-    As for CUDA, the beginning of a UUID is enough if no other begins so, and a name that is unknown ends the list.
+    As for CUDA, the beginning of a UUID is enough if no other begins so, a name that is unknown ends the list, and a
+    repeated one leaves none.
     """
     if shutil.which("nvidia-smi") is None:
         return []
@@ -53,7 +54,7 @@ def visible() -> list[Gpu]:
         if len(fits) != 1:
             break
         listed += fits
-    return listed
+    return listed if len({*listed}) == len(listed) else []
 
 
 def show_one(index: int) -> None:

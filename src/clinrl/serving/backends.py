@@ -278,10 +278,10 @@ class Remote:
         return self._connected(served, folder)
 
     def close(self, digest: str) -> None:
-        """Unload a version from the server. Raises EngineError if the server is away; it is closed here even then."""
+        """Leave a version's adapter: the next change of adapters unloads it, if no other process uses it."""
         self._wanted.pop(digest, None)
         if (connected := self._engines.pop(digest, None)) is not None:
-            connected.release()
+            connected.let_go()
 
     def submit(self, job: Job) -> None:
         self._pool.submit(self._write, job)
@@ -319,11 +319,11 @@ class Remote:
             connected.adopt(folder / ADAPTER)
             connected.check_adopted()
         except EngineError:
-            connected.release()
+            connected.let_go()
             raise
         former, self._engines[served.digest] = self._engines.get(served.digest), connected
-        if former is not None:  # it would go on to use the adapter
-            former.release()
+        if former is not None:
+            former.let_go()
         return connected
 
     def _reopen(self, digest: str, failed: engine.Engine) -> None:

@@ -266,10 +266,7 @@ class Live:
             version = self._open.pop(digest)  # first: a version that is half closed must not be used again
             del self._lost[digest]
             self._intact.pop(digest, None)
-            try:
-                self._backend.close(digest)
-            except Refused as error:
-                echo(f"{version.served.name} is not unloaded: {error}")
+            self._backend.close(digest)
             self._remove(version.folder)
 
     def _remove(self, place: Path) -> None:

@@ -101,7 +101,8 @@ class Checked:
             self.agrees = self._check((self.accelerator.unwrap_model(model), ours), loss_of)
         if self.agrees is not None:
             self._metrics["train"][AGREES].append(float(self.agrees))
-        if not self.agrees and has_gradient:
+        # Ours gives no entropy without a gradient, and one process's NaN would be everybody's mean.
+        if not self.agrees and (has_gradient or (self.agrees is False and self.world.size > 1)):
             return model
         return ours if self.world.size == 1 else partial(inside, model, ours)
 

@@ -1,9 +1,9 @@
 """GRPO on completions of a vLLM server, which loads the adapter of each step and leaves the base unchanged.
 
 TRL's own way to vLLM merges the adapter into the base in bfloat16 at each step and takes it out again. The base drifts
-by that, and it is impossible with a base of 4 bits. Here the adapter of a step is saved and served under the digest of
-its files. In place of its own generator, TRL gets tokens and log-probabilities of the engine. It compares these with
-the trainer's log-probabilities at each step, and weights the loss by the ratio of the two probabilities.
+by that, and it is impossible with a base of 4 bits. Here the adapter of a step is served beside the base. In place of
+its own generator, TRL gets tokens and log-probabilities of the engine. It compares these with the trainer's
+log-probabilities at each step, and weights the loss by the ratio of the two probabilities.
 """
 
 import json

@@ -74,6 +74,7 @@ class World:
 
         torch.set_num_threads(1)  # threads of several processes would wait for each other
         store = torch.distributed.FileStore(os.environ[MEETING], self.size)  # type: ignore[attr-defined]
+        store.set_timeout(TIMEOUT)  # torch does so only for a store of its own
         torch.distributed.init_process_group(
             "gloo" if on_cpu else "nccl", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
         )
