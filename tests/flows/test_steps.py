@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 import forks
 from clinrl.errors import ParamsError
 from clinrl.runtime import child
+from clinrl.runtime.dvc_state import REPRO
 from processes import alive, eventually, number_in
 
 ROOT = Path(__file__).parents[2]
@@ -102,25 +103,18 @@ def test_a_stage_that_dvc_does_not_know_fails(here: Path) -> None:
     assert str(steps.failure("absent@x", code, unknown)).startswith("absent@x failed: ")
 
 
-@pytest.fixture
-def locked(here: Path) -> Iterator[None]:
-    """This process is a DVC that holds the project's lock."""
+@pytest.mark.long
+def test_a_stage_waits_for_another_dvc_that_holds_the_project_s_lock(here: Path) -> None:
+    """DVC frees the lock while a stage works, and without the lock it would not record what the stage made."""
     from dvc.repo import Repo
 
-    with Repo(here) as repo, repo.lock:
-        yield
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("locked")
-def test_a_lock_held_by_another_dvc_is_told_from_a_failure(here: Path) -> None:
-    from flows import steps
-
     said: list[str] = []
-    code = child.run(dvc("quick"), said.append)
-    failed = steps.failure("quick@x", code, said)
-    assert isinstance(failed, steps.DvcBusy)
-    assert failed.exit_code == 75
+    with ThreadPoolExecutor() as pool:
+        with Repo(here) as repo, repo.lock:
+            working = pool.submit(child.run, [sys.executable, *REPRO, "--single-item", "quick"], said.append)
+            with pytest.raises(TimeoutError):
+                working.result(8)  # DVC would wait for 3 s
+        assert working.result(60) == 0, said
 
 
 @pytest.mark.parametrize("is_cut_short", [False, True])
