@@ -250,9 +250,8 @@ def test_checkouts_that_ask_one_server_do_not_unload_each_other_s_adapters(
     for one in (here, there):
         one.adopt(paths.adapter("v1"))
     assert server.adapters.keys() == {here.adapter, there.adapter}
-    for version in ("v2", "v1"):
-        there.adopt(paths.adapter(version))
-    assert server.adapters.keys() == {here.adapter, there.adapter}
+    there.adopt(paths.adapter("v2"))
+    assert server.adapters.keys() == {here.adapter, there.adapter}, "v1 of this checkout is still there"
 
 
 @pytest.mark.long
