@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 from prefect import State, flow, get_client
@@ -174,7 +174,9 @@ def _give(name: str, commit: str, base_last: bool) -> UUID:
                 get_run_logger().info("%s was asked for before; waiting for that run", name)
                 return begun[0].id
         asked = {"name": name, "commit": commit, "folder": folder, "base_last": base_last}
-        run = run_deployment(WORKERS, parameters={key: of for key, of in asked.items() if of}, timeout=0, tags=[tag])
+        once = str(uuid4())  # the client asks again where the answer was lost, and the server would make another run
+        given = {key: of for key, of in asked.items() if of}
+        run = run_deployment(WORKERS, parameters=given, timeout=0, tags=[tag], idempotency_key=once)
         return cast(FlowRun, run).id  # of another type for asynchronous callers
     except ObjectNotFound:
         raise Refused(

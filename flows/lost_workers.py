@@ -85,14 +85,12 @@ def states(given: Mapping[str, UUID], seen: dict[UUID, float]) -> dict[str, Stat
 
 
 def _outcome(client: Any, run: FlowRun) -> State[None]:
-    """The state of a run. One that was set to Crashed for silence after it had ended has the state in which it ended;
-    another such run gives its slot back."""
+    """The state of a run; the one in which it ended, if it was set to Crashed for silence after that."""
     state = run.state or Pending()
     if state.is_crashed() and state.message == SILENT:
         states: list[State[None]] = client.read_flow_run_states(run.id)
         if ended := [one for one in states if one.is_completed() or one.is_failed()]:
             return ended[-1]
-        runs.release(client, run)
     return state
 
 

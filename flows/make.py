@@ -12,7 +12,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed
 
 from clinrl.config.params import load_params
-from clinrl.errors import Refused
+from clinrl.errors import Refused, mask
 from clinrl.pipeline.plan import dvc_states
 from flows import branches, clone, records, remote, runs, steps
 from flows.reproduce import outputs
@@ -41,7 +41,7 @@ def make(name: str, commit: str, folder: str = "", base_last: bool = False) -> S
     except (httpx.TransportError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError, clone.Away) as error:
         if not isinstance(error, clone.Away) and not runs.is_away(error):
             raise
-        return Crashed(message=f"a server is away: {error}")
+        return Crashed(message=f"a server is away: {mask(str(error))}")
     return Completed(message=f"{name} is made; {ran} stages ran")
 
 

@@ -27,7 +27,7 @@ from clinrl.provenance.lock import LOCK
 from clinrl.release import decisions
 from clinrl.release.change_control import no_look_left
 from clinrl.release.standing import is_champion, is_registered, outcome
-from flows import branches, clone, pages, records, remote, runs, slots, steps, turns
+from flows import branches, clone, pages, records, remote, runs, steps, turns
 from flows.drafting import NOT_RELEASED, conclude, draft_next, drop_draft, is_hopeless
 from flows.release import carry_out, folds
 from flows.reproduce import build, mining, order
@@ -73,7 +73,7 @@ def scheduled(task: str) -> State[None]:
         branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
     with (
-        slots.hold(f"retrain-{task}"),  # waits until no scheduled run of the task works, or asks a person
+        runs.slot(f"retrain-{task}"),  # waits until no scheduled run of the task works, or asks a person
         turns.at_work(task, f"the schedule of {task}"),  # Busy if a flow without this server works on it here
         clone.at(head(), f"retrain-{task}", left),
     ):

@@ -1,23 +1,31 @@
 """The process of each flow run, so that the runs of killed processes can be found, and their slots freed.
 
-Prefect does not notice a SIGKILL: such a run would stay Running, and keep its concurrency slot. Each run is therefore
-tagged with its process and with the lease of the slot it holds; every flow first looks for runs of dead processes.
+Prefect does not notice a SIGKILL: such a run would stay Running, and keep its slot. Each run is therefore tagged with
+its process and with the slots that it holds; every flow, and every run that waits for a slot, looks for runs of dead
+processes.
+
+Prefect's own slots are counted, and leased for a day at most. A killed run leaves its own taken until then, and one
+whose lease has ended may go on. So a slot is held by a tag: it ends with its run. Prefect's limit says how many may.
 """
 
 import logging
+import os
+import random
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect import State, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import StateType
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Crashed, Pending
@@ -25,14 +33,20 @@ from prefect.states import Cancelled, Crashed, Pending
 from clinrl.errors import Refused, mask
 from clinrl.runtime import determinism, processes
 
+TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
+"""The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two.
+
+Workers that share a Prefect server and no machine, or one machine and no GPU, each name a slot of their own in
+CLINRL_SLOT, such as cpu-of-ward or gpu-0."""
 OURS = "clinrl"
 """The tag of every deployment, which its runs have from the server: others may use the same one."""
 KILLED, NOT_STARTED = "Its process was killed.", "Its process did not start."
 PENDING_S = 300.0
 """Seconds that a process may take from accepting a run to `begin`."""
-_PROCESS = "process:"
-LEASE = "lease-{}:"
-"""The tag with the lease of a slot, by its limit: a run may hold slots of two."""
+WAIT_S = 5.0
+"""Seconds, at least, between two looks for a free slot; at most twice as many, so that two runs do not meet again."""
+_PROCESS, _SLOT = "process:", "slot-{}:"
+
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
 
 
@@ -89,18 +103,17 @@ def begin() -> None:
         if _without_traceback not in logger.filters:
             logger.addFilter(_without_traceback)
     with get_client(sync_client=True) as client:
-        retag(client, f"{_PROCESS}{processes.identity()}")
+        _tag(client, f"{_PROCESS}{processes.identity()}", instead_of=_PROCESS)
         sweep(client)
 
 
 def sweep(client: Any) -> list[UUID]:
-    """End runs whose process here is dead, or never began, and free their slots. Returns the runs' ids."""
-    swept, now = list[UUID](), now_of(client)
-    for run in unfinished(client):
+    """End runs whose process here is dead, or never began, and so free their slots. Returns the runs' ids."""
+    swept, now = list[UUID](), parsedate_to_datetime(client.hello().headers["Date"])  # by the clock that dates states
+    for run in _unfinished(client):
         owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
         if not all(map(processes.is_dead, owners)) or not (owners or _never_began(run, now)):
             continue
-        release(client, run)
         state: State[None] = Crashed(message=KILLED) if owners else Cancelled(message=NOT_STARTED)
         for task_run in client.read_task_runs(
             flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
@@ -112,37 +125,67 @@ def sweep(client: Any) -> list[UUID]:
     return swept
 
 
-def release(client: Any, run: Any) -> None:
-    """Free the slots that a run holds by its tags."""
-    for tag in run.tags:
-        if tag.startswith("lease"):
-            client.release_concurrency_slots_with_lease(UUID(tag.rpartition(":")[2]))
-
-
 def _never_began(run: Any, now: Any) -> bool:
     """Whether a run of a deployment of ours was accepted long ago, by a process that did not come to `begin`."""
     return OURS in run.tags and not run.state.is_paused() and (now - run.state.timestamp).total_seconds() > PENDING_S
 
 
-def now_of(client: Any) -> datetime:
-    """The time by the server's clock, which dates states and limits."""
-    return parsedate_to_datetime(client.hello().headers["Date"])
-
-
-def unfinished(client: Any) -> list[Any]:
+def _unfinished(client: Any, **tags: Any) -> list[Any]:
     """The runs that have not ended. The server lists 200 at a time, and hundreds may wait."""
     runs: list[Any] = []
-    unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}})
+    unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}, **tags})
     while page := client.read_flow_runs(flow_run_filter=unfinished, offset=len(runs)):
         runs += page
     return runs
 
 
-def retag(client: Any, *tags: str) -> None:
-    """Tag this flow run, in place of earlier tags of the same kind. A tag without a value only removes those."""
+@contextmanager
+def slot(name: str) -> Iterator[None]:
+    """Wait for a slot of a limit, and hold it until the block ends. A limit has one slot unless somebody raised it.
+
+    A deployment's own limit does not do: Prefect takes its slot back, which ends the flow, while a person is asked, and
+    when the server is away for four minutes.
+    """
+    with get_client(sync_client=True) as client:
+        tag, is_told = _SLOT.format(name), False
+        while not _taken(client, name, tag):
+            if not is_told:
+                get_run_logger().info("another run holds the limit %s; waiting for its slot", name)
+            is_told = True
+            time.sleep(WAIT_S * random.uniform(1, 2))
+        try:
+            yield
+        finally:
+            with suppress(httpx.HTTPError):  # hours of training must not be lost to a server that is away
+                _tag(client, instead_of=tag)
+
+
+def _taken(client: Any, name: str, tag: str) -> bool:
+    """Take a slot if one is free. Two runs that take the last one at once both see that, and leave it."""
+    try:
+        with suppress(ObjectAlreadyExists):  # perhaps with another number, by a person
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+        sweep(client)
+        tagged = {"tags": {"all_": [tag]}}
+        others = [run.id for run in _unfinished(client, **tagged) if str(run.id) != flow_run.get_id()]
+        limit = client.read_global_concurrency_limit_by_name(name).limit
+        if len(others) >= limit:
+            return False
+        _tag(client, tag)
+        if len(_unfinished(client, **tagged)) <= limit:
+            return True
+        _tag(client, instead_of=tag)
+    except httpx.HTTPError as error:
+        if not is_away(error):
+            raise
+        get_run_logger().warning("the Prefect server is away; waiting for it")
+    return False
+
+
+def _tag(client: Any, *tags: str, instead_of: str | tuple[()] = ()) -> None:
+    """Tag this flow run, instead of its tags that begin so."""
     run = client.read_flow_run(flow_run.get_id())
-    kinds = tuple(f"{tag.split(':')[0]}:" for tag in tags)
-    wanted = {tag for tag in (*tags, *run.tags) if tag not in kinds and (tag in tags or not tag.startswith(kinds))}
+    wanted = {*tags, *(tag for tag in run.tags if not tag.startswith(instead_of))}
     if wanted != set(run.tags):
         client.update_flow_run(run.id, tags=sorted(wanted))
 

@@ -43,8 +43,6 @@ _SETTINGS = {
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     # A watch runs every few minutes. Runs older than 90 days are deleted; the audit log is the record.
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-    # A lease in memory is lost with the server, and its slot stays taken for good.
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
 
 

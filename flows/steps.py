@@ -24,7 +24,7 @@ from clinrl.registry.versions import Entry
 from clinrl.release import decisions, promotion
 from clinrl.release.gate import Decision
 from clinrl.runtime import child, dvc_state
-from flows import interpreter, records, slots
+from flows import interpreter, records, runs
 
 LIGHT = {"dataset", "import", "validate", "validate-import", "probe"}
 """Stages that neither train nor load a model: they may run beside a training."""
@@ -89,7 +89,7 @@ def repro(stage: str, name: str) -> None:
             words.append(line)
             logger.info("%s", line)
 
-    with nullcontext() if stage in LIGHT else slots.hold(slots.TRAINING):
+    with nullcontext() if stage in LIGHT else runs.slot(runs.TRAINING):
         params = load_params()
         if stage == "import":  # DVC would name a missing path, but not why it is missing
             records.check(params, name)

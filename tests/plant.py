@@ -73,7 +73,6 @@ class Plant:
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{self.database}/prefect",
             "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_HOME": str(folder / "prefect"),
             "GIT_CONFIG_GLOBAL": str(folder / "none"),
         }  # fmt: skip

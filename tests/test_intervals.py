@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
+from clinrl import intervals
 from clinrl.intervals import (
     Counts,
     Runs,
@@ -385,3 +386,9 @@ def test_holm_is_that_of_statsmodels(ps):
     from statsmodels.stats.multitest import multipletests
 
     assert holm(ps) == pytest.approx(multipletests(ps, method="holm")[1].tolist(), rel=1e-3)
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=60))
+def test_draws_of_clusters_are_those_that_a_table_of_clusters_and_cases_gives(names):
+    found = intervals._case_draws(len(names), tuple(names))
+    assert numpy.array_equal(found, intervals._draws(range(len(names)), names))

@@ -142,7 +142,7 @@ def test_a_server_that_is_started_by_hand_is_set_as_the_composed_one() -> None:
     given = dict(re.findall(r"(PREFECT_SERVER_\w+)=(\S+)", page))
     assert given.keys() == {name for name in composed if name.startswith("PREFECT_SERVER_")}
     assert "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false" in page
-    for name in ("LEASE_STORAGE", "VACUUM_ENABLED", "ANALYTICS_ENABLED"):
+    for name in ("VACUUM_ENABLED", "ANALYTICS_ENABLED"):
         (key,) = (one for one in composed if one.endswith(name))
         assert given[key] == composed[key]
 

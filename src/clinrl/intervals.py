@@ -412,7 +412,12 @@ def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
 @lru_cache(maxsize=4)
 def _case_draws(n: int, clusters: tuple[str, ...] | None) -> Any:
     """The number of times that each of `n` cases occurs in each draw, the same for every metric: one row per draw."""
-    return _draws(range(n), clusters).astype(float)
+    import numpy
+
+    if clusters is None:
+        return _draws(range(n), None).astype(float)
+    names, of = numpy.unique(numpy.asarray(clusters), return_inverse=True)
+    return _draws(range(len(names)), None).astype(float)[:, of]
 
 
 def _spread(drawn: Any, sides: Sequence[Runs]) -> Spread:

@@ -24,6 +24,7 @@ from clinrl.analysis.power import (
 from clinrl.analysis.run import clusters_of, unless_one
 from clinrl.intervals import Runs, Spread, average_difference, paired, runs_of_means, wilson
 from clinrl.tasks.base import get_task
+from clinrl.tasks.importing import MARK
 from clinrl.types import Estimate
 
 DESIGN = Design(n=400, discordant=0.15, seeds=(3, 3), seed_sd=0.01, alpha=0.05)
@@ -189,3 +190,18 @@ def test_where_all_cases_lie_in_one_cluster_they_are_drawn_themselves():
     assert len(alike) > 1
     assert unless_one(clusters_of(task, alike)) is None
     assert unless_one(clusters_of(task, cases)) == [task.reporting.cluster(case) for case in cases]
+
+
+def test_a_part_that_one_patient_fills_is_left_out_and_drawn_cases_beside_imported_ones_are_on_their_own():
+    task = get_task("esi")
+    cases = list(task.cases(40, 5, pool="exam", mix="reporting"))
+    of = task.reporting.slices["age"]
+    (first, *others) = sorted(set(map(of, cases)))
+    imported = [
+        case.model_copy(update={"group": f"exam{MARK}{'one' if of(case) == first else index}"})
+        for index, case in enumerate(cases)
+    ]
+    assert {*contrasts.parts(task, cases, "age")} == {"all", first, *others}
+    assert {*contrasts.parts(task, imported, "age")} == {"all", *others}
+    both = [*cases[:3], *[case for case in imported if of(case) == first]]
+    assert clusters_of(task, both) == [*(case.id for case in cases[:3]), *[f"exam{MARK}one"] * (len(both) - 3)]

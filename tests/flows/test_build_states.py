@@ -241,10 +241,8 @@ def test_the_automation_for_lost_workers_takes_the_place_of_an_older_one(prefect
         assert kept[0] == kept[1]
 
 
-def test_a_run_that_counts_as_lost_after_its_end_has_the_state_in_which_it_ended(
-    prefect: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server may hear that it ended before it is asked to expect a heartbeat. Another lost run's slot is freed."""
+def test_a_run_that_counts_as_lost_after_its_end_has_the_state_in_which_it_ended(prefect: None) -> None:
+    """The server may hear that it ended before it is asked to expect a heartbeat."""
     from prefect import flow, get_client
     from prefect.states import Completed, Crashed, Failed, Running
 
@@ -253,21 +251,18 @@ def test_a_run_that_counts_as_lost_after_its_end_has_the_state_in_which_it_ended
     @flow
     def version() -> None: ...
 
-    freed, lease = list[UUID](), uuid4()
     with get_client(sync_client=True) as client:
         given = {
-            state.name: client.create_flow_run(version, state=Running(), tags=[f"lease-a:{lease}"]).id
+            state.name: client.create_flow_run(version, state=Running()).id
             for state in (Completed(), Failed(), Running())
         }
         for state in (Completed(), Failed(message="too little memory")):
             client.set_flow_run_state(given[state.name], state, force=True)
         for run in given.values():
             client.set_flow_run_state(run, Crashed(message=lost_workers.SILENT), force=True)
-        monkeypatch.setattr(type(client), "release_concurrency_slots_with_lease", lambda self, of: freed.append(of))
         found = lost_workers.states(given, {})
     assert [state.type.value for state in found.values()] == ["COMPLETED", "FAILED", "CRASHED"]
     assert found["Failed"].message == "too little memory"
-    assert freed == [lease]
 
 
 def test_the_server_is_asked_now_and_then_to_expect_a_heartbeat_of_what_runs(
@@ -371,6 +366,8 @@ def test_a_server_that_is_away_when_a_version_is_given_ends_no_build(
         def ask(*words: object, **how: object) -> object:
             asked.append(words)
             run = run_deployment(*words, **how) if is_taken or len(asked) > 1 else None
+            if run:  # the client of Prefect asks again by itself where the answer was lost
+                assert run_deployment(*words, **how).id == run.id
             if len(asked) == 1:
                 raise httpx.ReadError("away")
             return run
@@ -451,7 +448,7 @@ def test_a_worker_whose_origin_is_away_is_lost_and_one_that_is_refused_has_faile
     from flows import clone, make
 
     def make_it(*_: object, **__: object) -> int:
-        raise clone.Away("the origin is away") if is_away else Refused("a bad row")
+        raise clone.Away("the origin is away: http://ada:secret@h/api") if is_away else Refused("a bad row")
 
     monkeypatch.setattr(make, "_make", make_it)
     monkeypatch.setattr(clone, "at", lambda *_: nullcontext())
@@ -459,4 +456,4 @@ def test_a_worker_whose_origin_is_away_is_lost_and_one_that_is_refused_has_faile
     monkeypatch.setattr(make, "load_params", ignore)
     state = make.make("v1", "a" * 40, return_state=True)
     assert (state.is_crashed(), state.is_failed()) == (is_away, not is_away)
-    assert ("the origin is away" if is_away else "a bad row") in state.message
+    assert ("the origin is away: http://h/api" if is_away else "a bad row") in state.message

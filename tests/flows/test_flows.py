@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 import scripted
 
@@ -642,14 +643,12 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
     from prefect import get_client
     from prefect.client.schemas.objects import StateType
 
-    from flows import slots
-
     Path("slow").write_text("30")
     process = command("reproduce", "v1")
     run = wait_for_run(StateType.RUNNING)
     deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:
-        while not any(limit.active_slots for limit in client.read_global_concurrency_limits(limit=10, offset=0)):
+        while not any(tag.startswith("slot-") for tag in client.read_flow_run(run).tags):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(number)
@@ -664,7 +663,6 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
         assert client.read_flow_run(run).state.type == StateType.CRASHED
         states = {task.state.type for task in client.read_task_runs()}
         assert StateType.RUNNING not in states
-        assert client.read_global_concurrency_limit_by_name(slots.TRAINING).active_slots == 0
     assert champion() == "v2"
 
 
@@ -728,72 +726,161 @@ def test_runs_that_a_killed_server_of_deployments_accepted_are_ended_later(
         client.delete_flow_run(foreign)
 
 
-def test_a_run_that_holds_two_slots_says_so_and_both_are_freed_when_it_is_killed(prefect: None) -> None:
+def test_a_run_that_holds_two_slots_says_so_while_it_holds_them(prefect: None) -> None:
     from prefect import flow, get_client, task
     from prefect.runtime import flow_run
 
-    from clinrl.runtime import processes
-    from flows import runs, slots
+    from flows import runs
 
-    host, number, _ = processes.identity().rsplit(":", 2)
-    limits, tags, held = (slots.TRAINING, "retrain-esi"), list[str](), list[int]()
+    found = list[list[str]]()
+
+    def look() -> None:
+        with get_client(sync_client=True) as client:
+            found.append([tag for tag in client.read_flow_run(flow_run.get_id()).tags if tag.startswith("slot-")])
 
     @task
     def trains() -> None:
-        with slots.hold(limits[0]), get_client(sync_client=True) as client:
-            run = client.read_flow_run(flow_run.get_id())
-            client.update_flow_run(run.id, tags=[f"process:{host}:{number}:ended", *run.tags])
-            tags.extend(run.tags)
-            held.extend(client.read_global_concurrency_limit_by_name(limit).active_slots for limit in limits)
-            runs.sweep(client)
-            held.extend(client.read_global_concurrency_limit_by_name(limit).active_slots for limit in limits)
+        with runs.slot("training"):
+            look()
 
     @flow
     def retrains() -> None:
-        with slots.hold(limits[1]):
+        with runs.slot("retrain"):
             trains()
+            look()
+        look()
 
-    retrains(return_state=True)
-    assert sorted(tag.partition(":")[0] for tag in tags) == sorted(f"lease-{limit}" for limit in limits)
-    assert held == [1, 1, 0, 0]
+    retrains()
+    assert found == [["slot-retrain:", "slot-training:"], ["slot-retrain:"], []]
 
 
-def test_a_slot_that_nobody_holds_is_freed_by_the_run_that_waits_for_it(
-    prefect: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As that of a run which was killed between its slot and the tag with its lease."""
-    from prefect import flow, get_client
-    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-    from prefect.runtime import flow_run
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the slots that a run was refused; it tries again at once."""
+    from flows import runs
 
-    from flows import slots
+    refused, taken = list[str](), runs._taken
 
-    free, limit, found = slots._free_slots, "a-slot", list[Any]()
-    monkeypatch.setattr(slots, "WAIT_S", 1.0)
-    monkeypatch.setattr(slots, "UNTAGGED_S", 600.0)
+    def counted(client: Any, name: str, tag: str) -> bool:
+        if found := taken(client, name, tag):
+            return found
+        refused.append(name)
+        assert len(refused) < 20
+        return found
 
-    def later(client: Any, name: str) -> None:
-        free(client, name)
-        found.append(client.read_global_concurrency_limit_by_name(name).active_slots)
-        monkeypatch.setattr(slots, "UNTAGGED_S", -60.0)  # HTTP gives whole seconds
+    monkeypatch.setattr(runs, "WAIT_S", 0.05)
+    monkeypatch.setattr(runs, "_taken", counted)
+    return refused
 
-    monkeypatch.setattr(slots, "_free_slots", later)
 
-    def tags(client: Any) -> list[str]:
-        return [tag for tag in client.read_flow_run(flow_run.get_id()).tags if tag.startswith("lease")]
+@pytest.mark.parametrize("ends", ["by itself", "killed", "deleted"])
+def test_a_slot_is_free_when_the_run_that_holds_it_has_ended(prefect: None, waiting: list[str], ends: str) -> None:
+    """Also that of a killed run, at once."""
+    from prefect import flow, get_client, states
+
+    from clinrl.runtime import processes
+    from flows import runs
+
+    host, number, _ = processes.identity().rsplit(":", 2)
+    name = f"ended {ends}"
+    look = runs.time.sleep
 
     @flow
     def waits() -> None:
         with get_client(sync_client=True) as client:
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=limit, limit=1))
-            assert client.increment_concurrency_slots_with_lease([limit], 1, "concurrency", 600).status_code == 200
-            with slots.hold(limit):
-                assert found == [1, 0], "at first another run may have taken it a moment ago"
-                free(client, limit)
-                found.append(client.read_global_concurrency_limit_by_name(limit).active_slots)
-                found.extend(tag.rpartition(":")[0] for tag in tags(client))
-            found.extend(tags(client))
-            found.append(client.read_global_concurrency_limit_by_name(limit).active_slots)
+            tags = [f"slot-{name}:", f"process:{processes.identity()}"]
+            holder = client.create_flow_run(waits, tags=tags, state=states.Running()).id
+
+            def later(seconds: float) -> None:
+                if len(waiting) == 3:
+                    if ends == "by itself":
+                        client.set_flow_run_state(holder, states.Completed(), force=True)
+                    elif ends == "killed":
+                        client.update_flow_run(holder, tags=[tags[0], f"process:{host}:{number}:ended"])
+                    else:
+                        client.delete_flow_run(holder)
+                look(seconds)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(runs.time, "sleep", later)
+                with runs.slot(name):
+                    pass
 
     waits()
-    assert found == [1, 0, 1, f"lease-{limit}", 0], "a living run keeps its slot, and says so while it has it"
+    assert waiting == [name] * 3
+
+
+def test_two_runs_that_take_the_last_slot_at_once_leave_it_and_try_again(
+    prefect: None, waiting: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect import flow, get_client, states
+
+    from flows import runs
+
+    retag, name = runs._tag, "contested"
+
+    @flow
+    def takes() -> None:
+        with get_client(sync_client=True) as client:
+
+            def beside(*words: str, **named: Any) -> None:
+                if f"slot-{name}:" in words and not waiting:  # another run looked before this one's tag was there
+                    other.append(client.create_flow_run(takes, tags=[f"slot-{name}:"], state=states.Running()).id)
+                elif other:
+                    client.set_flow_run_state(other.pop(), states.Completed(), force=True)
+                retag(*words, **named)
+
+            other = list[Any]()
+            monkeypatch.setattr(runs, "_tag", beside)
+            with runs.slot(name):
+                assert not other
+
+    takes()
+    assert waiting == [name]
+
+
+def test_as_many_runs_hold_a_slot_as_the_limit_says(prefect: None, waiting: list[str]) -> None:
+    from prefect import flow, get_client, states
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+
+    from flows import runs
+
+    @flow
+    def takes() -> None:
+        with get_client(sync_client=True) as client:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="room for two", limit=2))
+            first, _ = (
+                client.create_flow_run(takes, tags=["slot-room for two:"], state=states.Running()).id for _ in range(2)
+            )
+            with pytest.raises(AssertionError), runs.slot("room for two"):
+                pass
+            client.set_flow_run_state(first, states.Failed(), force=True)
+            with runs.slot("room for two"):
+                pass
+
+    takes()
+
+
+def test_a_run_that_waits_outlasts_an_absence_of_the_server(
+    prefect: None, waiting: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect import flow
+
+    from flows import runs
+
+    sweep = runs.sweep
+
+    def away(client: Any) -> Any:
+        if len(waiting) < 2:
+            raise httpx.ConnectError("refused")
+        return sweep(client)
+
+    @flow
+    def takes() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "sweep", away)
+            with runs.slot("of a server that was away"):
+                pass
+
+    takes()
+    assert len(waiting) == 2

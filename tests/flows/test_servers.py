@@ -114,6 +114,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
 ) -> None:
     from mlflow import MlflowClient
     from prefect import get_client
+    from prefect.client.schemas import filters
     from prefect.flow_runs import resume_flow_run
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
@@ -146,7 +147,8 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         second = client.create_flow_run_from_deployment(retraining.id)
         time.sleep(10)  # nobody answers at once, and the place among the runs of the task is kept
         assert state("Paused")
-        assert client.read_global_concurrency_limit_by_name("retrain-esi").active_slots == 1
+        holds = filters.FlowRunFilter.model_validate({"tags": {"all_": ["slot-retrain-esi:"]}})
+        assert [one.id for one in client.read_flow_runs(flow_run_filter=holds)] == [run.id]
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
         resume_flow_run(run.id, run_input=said)
         eventually(lambda: state("Completed"), 300)

@@ -782,7 +782,11 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
         assert client.get("/health/live").status_code == 200
     with pytest.raises(EngineError, match="v1 is for another base than data/bases/esi, which the vLLM server has"):
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
-    assert [*server.adapters] == [direct.adapter]
+    backend.close(served.digest)
+    direct.adopt(paths.adapter("v2"))
+    assert [*server.adapters] == [direct.adapter], (
+        "of the attempts to open it again while the server was away none is left"
+    )
 
 
 def test_a_request_that_its_client_gave_up_is_ended_at_the_server_too(

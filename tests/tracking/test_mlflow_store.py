@@ -122,6 +122,17 @@ def test_a_missing_driver_is_named_and_no_password(monkeypatch, uri, driver):
     assert "secret" not in str(refused.value)
 
 
+def test_another_registry_of_the_environment_is_left_alone(tmp_path, monkeypatch):
+    """MLflow would keep versions and aliases there, and runs here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///here.db")
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:///there.db")
+    with connect() as client:
+        client.create_registered_model("esi")
+        assert [model.name for model in client.search_registered_models()] == ["esi"]
+    assert sorted(file.name for file in tmp_path.glob("*.db")) == ["here.db"]
+
+
 def test_a_database_that_is_away_is_said_at_once(monkeypatch):
     """MLflow asks it ten times, which takes 102 s, and says nothing of that."""
     pytest.importorskip("psycopg2")

@@ -97,11 +97,18 @@ def section(
 
 
 def parts(task: Task, cases: Sequence[Case], slice_: str) -> dict[str, list[int]]:
-    """The indices of the cases by value of a slice, after those of all cases."""
+    """The indices of the cases by value of a slice, after those of all cases.
+
+    A part whose cases are visits of one patient is left out: they say nothing of others.
+    """
     found: dict[str, list[int]] = {ALL: list(range(len(cases)))}
     if slice_:
         values = [task.reporting.slices[slice_](case) for case in cases]
-        found |= {value: [i for i, some in enumerate(values) if some == value] for value in sorted(set(values))}
+        for value in sorted(set(values)):
+            of = [i for i, some in enumerate(values) if some == value]
+            patients = None if task.reporting.cluster else clusters_of(task, [cases[i] for i in of])
+            if patients is None or len(set(patients)) > 1:
+                found[value] = of
     return found
 
 

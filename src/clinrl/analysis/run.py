@@ -94,5 +94,5 @@ def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
     """
     if task.reporting.cluster is not None:
         return [task.reporting.cluster(case) for case in cases]
-    patients = [case.group for case in cases if is_imported(case)]
+    patients = [case.group if is_imported(case) else case.id for case in cases]
     return patients if len(set(patients)) < len(patients) else None

@@ -208,7 +208,7 @@ def _client(uri: str) -> "MlflowClient":
         from mlflow.store.db.utils import create_sqlalchemy_engine
 
         create_sqlalchemy_engine(uri).connect().close()  # MLflow would silently retry ten times, for 102 s
-    return MlflowClient(uri)
+    return MlflowClient(uri, registry_uri=uri)  # MLFLOW_REGISTRY_URI may be another project's
 
 
 def prepare(file: Path) -> None:
