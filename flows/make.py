@@ -6,7 +6,6 @@ from pathlib import Path
 
 import httpx
 from prefect import State, flow
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed
@@ -38,7 +37,7 @@ def make(name: str, commit: str, folder: str = "", base_last: bool = False) -> S
             with clone.at(commit, "worker"):
                 records.link(load_params(), checkout)
                 ran = _make(name, commit, base_last=base_last)
-    except (httpx.TransportError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError, clone.Away) as error:
+    except (httpx.TransportError, PrefectHTTPStatusError, clone.Away) as error:
         if not isinstance(error, clone.Away) and not runs.is_away(error):
             raise
         return Crashed(message=f"a server is away: {mask(str(error))}")

@@ -1,11 +1,9 @@
 """The process of each flow run, so that the runs of killed processes can be found, and their slots freed.
 
-Prefect does not notice a SIGKILL: such a run would stay Running, and keep its slot. Each run is therefore tagged with
-its process and with the slots that it holds; every flow, and every run that waits for a slot, looks for runs of dead
-processes.
-
-Prefect's own slots are counted, and leased for a day at most. A killed run leaves its own taken until then, and one
-whose lease has ended may go on. So a slot is held by a tag: it ends with its run. Prefect's limit says how many may.
+Prefect does not notice a SIGKILL: such a run would stay Running. So each run is tagged with its process, and every
+flow, and whatever waits for a slot, looks for runs of dead processes. A slot is held by a tag too, and ends with its
+run; Prefect's limit says how many may. Prefect's own slots are counted, and leased for a day at most: a killed run
+leaves its own taken, and one whose lease has ended goes on. Those of deployments end a flow while it asks a person.
 """
 
 import logging
@@ -23,7 +21,7 @@ from prefect import State, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import StateType
-from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -103,7 +101,7 @@ def begin() -> None:
         if _without_traceback not in logger.filters:
             logger.addFilter(_without_traceback)
     with get_client(sync_client=True) as client:
-        _tag(client, f"{_PROCESS}{processes.identity()}", instead_of=_PROCESS)
+        _tag(client, f"{_PROCESS}{processes.identity()}", instead_of=(_PROCESS, "slot-"))
         sweep(client)
 
 
@@ -130,10 +128,10 @@ def _never_began(run: Any, now: Any) -> bool:
     return OURS in run.tags and not run.state.is_paused() and (now - run.state.timestamp).total_seconds() > PENDING_S
 
 
-def _unfinished(client: Any, **tags: Any) -> list[Any]:
+def _unfinished(client: Any, **chosen: Any) -> list[Any]:
     """The runs that have not ended. The server lists 200 at a time, and hundreds may wait."""
     runs: list[Any] = []
-    unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}, **tags})
+    unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}, **chosen})
     while page := client.read_flow_runs(flow_run_filter=unfinished, offset=len(runs)):
         runs += page
     return runs
@@ -141,12 +139,13 @@ def _unfinished(client: Any, **tags: Any) -> list[Any]:
 
 @contextmanager
 def slot(name: str) -> Iterator[None]:
-    """Wait for a slot of a limit, and hold it until the block ends. A limit has one slot unless somebody raised it.
-
-    A deployment's own limit does not do: Prefect takes its slot back, which ends the flow, while a person is asked, and
-    when the server is away for four minutes.
-    """
+    """Wait for a slot of a limit, and hold it until the block ends. A limit has one slot unless somebody raised it."""
     with get_client(sync_client=True) as client:
+        try:
+            client.read_global_concurrency_limit_by_name(name)
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):  # another run may be quicker
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
         tag, is_told = _SLOT.format(name), False
         while not _taken(client, name, tag):
             if not is_told:
@@ -156,25 +155,23 @@ def slot(name: str) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(httpx.HTTPError):  # hours of training must not be lost to a server that is away
+            with suppress(httpx.HTTPError, ObjectNotFound):  # the server is away, or somebody deleted the run
                 _tag(client, instead_of=tag)
 
 
 def _taken(client: Any, name: str, tag: str) -> bool:
     """Take a slot if one is free. Two runs that take the last one at once both see that, and leave it."""
     try:
-        with suppress(ObjectAlreadyExists):  # perhaps with another number, by a person
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
         sweep(client)
-        tagged = {"tags": {"all_": [tag]}}
-        others = [run.id for run in _unfinished(client, **tagged) if str(run.id) != flow_run.get_id()]
-        limit = client.read_global_concurrency_limit_by_name(name).limit
-        if len(others) >= limit:
-            return False
-        _tag(client, tag)
-        if len(_unfinished(client, **tagged)) <= limit:
-            return True
-        _tag(client, instead_of=tag)
+        own, found = flow_run.get_id(), client.read_global_concurrency_limit_by_name(name)
+        if not found.active or len(_tagged(client, tag) - {own}) < found.limit:
+            _tag(client, tag)
+            holders = _tagged(client, tag)
+            if own not in holders:
+                raise Refused("the Prefect server counts this run as ended; what it made is kept")
+            if not found.active or len(holders) <= found.limit:
+                return True
+        _tag(client, instead_of=tag)  # an absence of the server may have left it, too
     except httpx.HTTPError as error:
         if not is_away(error):
             raise
@@ -182,7 +179,12 @@ def _taken(client: Any, name: str, tag: str) -> bool:
     return False
 
 
-def _tag(client: Any, *tags: str, instead_of: str | tuple[()] = ()) -> None:
+def _tagged(client: Any, tag: str) -> set[str]:
+    """The ids of the runs that have a tag and have not ended."""
+    return {str(run.id) for run in _unfinished(client, tags={"all_": [tag]})}
+
+
+def _tag(client: Any, *tags: str, instead_of: str | tuple[str, ...] = ()) -> None:
     """Tag this flow run, instead of its tags that begin so."""
     run = client.read_flow_run(flow_run.get_id())
     wanted = {*tags, *(tag for tag in run.tags if not tag.startswith(instead_of))}

@@ -36,7 +36,7 @@ BUSY_RETRIES = 8
 AWAY_S = [1.0, 5.0, 20.0]
 """Seconds before each new attempt at a registry that did not answer, or at a lock that another process held."""
 
-_LOCKED = ("Unable to read RWLock-file", "is busy, it is being blocked by")
+_LOCKED = ("Unable to acquire lock", "Unable to read RWLock-file", "is busy, it is being blocked by")
 _EXITED = re.compile(r"exited with (-?\d+)$")
 
 

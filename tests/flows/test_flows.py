@@ -721,7 +721,7 @@ def test_runs_that_a_killed_server_of_deployments_accepted_are_ended_later(
         monkeypatch.setattr(time, "time", lambda: fast)
         assert not {ours, foreign} & {*runs.sweep(client)}, "it may begin yet"
         monkeypatch.setattr(runs, "PENDING_S", -60.0)  # HTTP gives whole seconds, and a busy server old ones
-        assert runs.sweep(client) == [ours]
+        assert {ours, foreign} & {*runs.sweep(client)} == {ours}
         assert client.read_flow_run(ours).state.is_cancelled(), "so that it cannot begin later"
         client.delete_flow_run(foreign)
 
@@ -861,26 +861,78 @@ def test_as_many_runs_hold_a_slot_as_the_limit_says(prefect: None, waiting: list
     takes()
 
 
-def test_a_run_that_waits_outlasts_an_absence_of_the_server(
-    prefect: None, waiting: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_run_that_waits_outlasts_an_absence_of_the_server_and_leaves_no_tag(
+    look: int, prefect: None, waiting: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prefect import flow
+    """Two that waited with a tag each would wait for each other for ever."""
+    from prefect import flow, get_client, states
+    from prefect.runtime import flow_run
 
     from flows import runs
 
-    sweep = runs.sweep
-
-    def away(client: Any) -> Any:
-        if len(waiting) < 2:
-            raise httpx.ConnectError("refused")
-        return sweep(client)
+    tagged, looks, name = runs._tagged, list[int](), f"away at look {look}"
 
     @flow
     def takes() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(runs, "sweep", away)
-            with runs.slot("of a server that was away"):
+        with get_client(sync_client=True) as client:
+
+            def away(*words: Any) -> Any:
+                looks.append(1)
+                if len(looks) == look:
+                    other.append(client.create_flow_run(takes, tags=[f"slot-{name}:"], state=states.Running()).id)
+                    raise httpx.ConnectError("refused")
+                if len(waiting) == 2 and other:
+                    run = client.read_flow_run(flow_run.get_id())
+                    assert not [tag for tag in run.tags if tag.startswith("slot-")]
+                    client.set_flow_run_state(other.pop(), states.Completed(), force=True)
+                return tagged(*words)
+
+            other = list[Any]()
+            monkeypatch.setattr(runs, "_tagged", away)
+            with runs.slot(name):
                 pass
 
     takes()
     assert len(waiting) == 2
+
+
+def test_a_run_that_the_server_has_ended_takes_no_slot(prefect: None) -> None:
+    """It would not be counted: another could work beside it."""
+    from prefect import flow, get_client, states
+    from prefect.runtime import flow_run
+
+    from flows import runs
+
+    @flow
+    def takes() -> None:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run.get_id(), states.Crashed(message="silent"), force=True)
+        with runs.slot("of the living"):
+            pytest.fail("it has it")
+
+    assert "the Prefect server counts this run as ended" in str(takes(return_state=True).message)
+
+
+def test_a_run_that_is_tried_again_begins_without_the_slots_that_it_had(prefect: None) -> None:
+    from prefect import flow, get_client
+    from prefect.runtime import flow_run
+
+    from clinrl.runtime import processes
+    from flows import runs
+
+    found = list[str]()
+
+    @flow
+    def again() -> None:
+        runs.begin()
+        with get_client(sync_client=True) as client:
+            found.extend(client.read_flow_run(flow_run.get_id()).tags)
+
+    with get_client(sync_client=True) as client:
+        from prefect.flow_engine import run_flow
+        from prefect.states import Pending
+
+        run = client.create_flow_run(again, tags=["clinrl", "slot-a:", "process:elsewhere:1:x"], state=Pending())
+    run_flow(again, flow_run=run, return_type="state")
+    assert sorted(found) == ["clinrl", f"process:{processes.identity()}"]

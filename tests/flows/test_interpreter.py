@@ -11,6 +11,7 @@ from prefect.logging import disable_run_logger
 
 import clinrl
 from clinrl.errors import Refused
+from clinrl.runtime.dvc_state import REPRO
 from flows import interpreter, steps
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ def test_a_flow_runs_dvc_and_its_stages_in_an_environment_without_prefect(
         steps.repro.fn("dataset", "d1")
     assert Path("data/cases/d1/manifest.json").exists()
     words = [line.split() for line in (tmp_path / "started").read_text().splitlines()]
-    assert [str(stages), "-m", "clinrl.runtime.dvc_command", "repro"] in [line[:4] for line in words]
+    assert [str(stages), *REPRO] in [line[: 1 + len(REPRO)] for line in words]
     assert any(line[0] == "python" and line[-1] == "dataset@d1" for line in words), words
 
 

@@ -13,6 +13,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
 from dvc.utils.strictyaml import YAMLSyntaxError, YAMLValidationError
+from dvc_data.hashfile.tree import Tree
 from dvc_data.index import fetch
 from dvc_objects.fs import LocalFileSystem, MemoryFileSystem, generic
 
@@ -279,13 +280,40 @@ def test_what_a_remote_sends_under_the_digest_of_something_else_is_not_put_into_
     assert (project / "made.txt").read_bytes() == b"made\n"
 
 
+@pytest.mark.long
+def test_a_listing_that_was_replaced_in_a_remote_is_not_followed(begun: Path, tmp_path: Path) -> None:
+    """Each file that it names may have the digest that it names."""
+    project, remote, env = tmp_path / "project", tmp_path / "remote", of_its_own(tmp_path)
+    shutil.copytree(begun, project)
+    (project / ".dvc/config").write_text(f"[core]\n    remote = store\n['remote \"store\"']\n    url = {remote}\n")
+
+    def store(content: bytes, digest: str = "") -> str:
+        digest = digest or hashlib.md5(content, usedforsecurity=False).hexdigest()
+        (remote / "files/md5" / digest[:2]).mkdir(parents=True, exist_ok=True)
+        (remote / "files/md5" / digest[:2] / digest[2:]).write_bytes(content)
+        return digest
+
+    good, evil = (json.dumps([{"md5": store(content), "relpath": "file"}]).encode() for content in (b"made", b"evil"))
+    made = hashlib.md5(good, usedforsecurity=False).hexdigest() + ".dir"
+    (project / "dvc.yaml").write_text("stages: {make: {cmd: make, outs: [made]}}\n")
+    outs = f"    outs:\n    - path: made\n      hash: md5\n      md5: {made}\n      size: 4\n      nfiles: 1\n"
+    (project / "dvc.lock").write_text(f"{HEAD}  make:\n    cmd: make\n{outs}")
+    for content, code in ((evil, 1), (good, 0)):
+        store(content, made)
+        command = [sys.executable, "-m", "clinrl.runtime.dvc_command", "pull", "make"]
+        done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+        assert min(done.returncode, 1) == code, done.stderr
+        assert (project / "made/file").exists() == (not code)
+    assert (project / "made/file").read_bytes() == b"made"
+
+
 def test_a_file_that_came_in_part_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Cut(MemoryFileSystem):  # type: ignore[misc]
         def get_file(self, _: str, to_path: str, **named: Any) -> None:
             Path(to_path).write_bytes(b"a part")
             raise ConnectionResetError("cut")
 
-    for module, name in ((generic, "copy"), (fetch, "transfer")):
+    for module, name in ((generic, "copy"), (fetch, "transfer"), (Tree, "load")):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
     check_fetched()
     failed, file = list[Any](), tmp_path / "file"

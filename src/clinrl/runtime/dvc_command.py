@@ -7,6 +7,7 @@ cuts short a file that DVC writes.
 With `--side-by-side` before DVC's own arguments, stages run side by side (`clinrl.runtime.side_by_side`).
 """
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml, parse_yaml_
 from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.tree import Tree
 from dvc_data.index import fetch
+from dvc_objects.errors import ObjectFormatError
 from dvc_objects.fs import generic
 
 from clinrl.artifacts import write_text
@@ -169,13 +171,14 @@ def keep_whole() -> None:
 
 
 def check_fetched() -> None:
-    """Make DVC compare what a remote sends with its digest, and drop what came in part before an error.
+    """Make DVC compare files and listings of a remote with their digests, and drop what came in part before an error.
 
     It trusts a remote, keeps the part of a file under the digest of the whole, and looks at neither again.
     """
     index: Any = fetch
     files: Any = generic
-    transfer, copy = index.transfer, files.copy
+    tree: Any = Tree
+    transfer, copy, load = index.transfer, files.copy, tree.load.__func__
 
     def whole(source: Any, paths: Any, target: Any, places: Any, *, on_error: Any = None, **named: Any) -> None:
         if on_error is None or len(paths) > 1:
@@ -186,7 +189,15 @@ def check_fetched() -> None:
         except Exception as error:  # noqa: BLE001  whatever it is, DVC decides
             on_error(paths[0], places[0], error)
 
+    def true_listing(cls: Any, /, store: Any, hash_info: Any, **named: Any) -> Any:
+        found = load(cls, store, hash_info, **named)
+        content = found.fs.cat_file(found.path)
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != hash_info.value.removesuffix(".dir"):
+            raise ObjectFormatError(f"{found.path} is corrupted")
+        return found
+
     files.copy = whole
+    tree.load = classmethod(true_listing)
     index.transfer = lambda *arguments, **named: transfer(*arguments, **{**named, "verify": True})
 
 
