@@ -246,7 +246,7 @@ def test_checkouts_that_ask_one_server_do_not_unload_each_other_s_adapters(
     connect: Callable[..., Engine], server: engines.Imitation, tmp_path: Path
 ) -> None:
     here, there = connect(), connect()
-    there.copies = tmp_path / "engines"
+    there.copies = tmp_path / "elsewhere"
     for one in (here, there):
         one.adopt(paths.adapter("v1"))
     assert server.adapters.keys() == {here.adapter, there.adapter}

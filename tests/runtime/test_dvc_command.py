@@ -273,8 +273,10 @@ def test_what_a_remote_sends_under_the_digest_of_something_else_is_not_put_into_
         return subprocess.run(command, cwd=project, env=env, capture_output=True, check=False).returncode
 
     stored.write_bytes(b"evil\n")
+    stored.chmod(0o444)  # DVC takes what is read-only for whole
     assert pulled() == 1
     assert not (project / "made.txt").exists()
+    stored.unlink()
     stored.write_bytes(b"made\n")
     assert pulled() == 0
     assert (project / "made.txt").read_bytes() == b"made\n"

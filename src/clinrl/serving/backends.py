@@ -315,12 +315,8 @@ class Remote:
             raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
         opening.check(folder / ADAPTER)
         connected = engine.connect(self._task, self._settings)
-        try:
-            connected.adopt(folder / ADAPTER)
-            connected.check_adopted()
-        except EngineError:
-            connected.let_go()
-            raise
+        connected.adopt(folder / ADAPTER)
+        connected.check_adopted()
         former, self._engines[served.digest] = self._engines.get(served.digest), connected
         if former is not None:
             former.let_go()
