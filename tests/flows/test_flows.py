@@ -802,7 +802,7 @@ def test_a_slot_is_free_when_the_run_that_holds_it_has_ended(prefect: None, wait
                 look(seconds)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runs.time, "sleep", later)
+                patch.setattr(runs, "time", SimpleNamespace(sleep=later))  # of this module alone
                 with runs.slot(name):
                     pass
 
